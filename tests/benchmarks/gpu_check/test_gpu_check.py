@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -114,20 +113,41 @@ def test_other_bits_miss_the_goal_unless_a_card_s_host_computed_them() -> None:
     assert not far["distance of weights that the host updated"]["met"]
 
 
-def test_every_file_with_a_test_for_cards_is_run_and_each_outcome_is_read(tmp_path: Path) -> None:
+def test_every_file_with_a_test_for_cards_is_run_and_each_outcome_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     assert {file.name for file in card_tests.list_files()} >= {"test_cuda.py", "test_step_cuda.py", "test_cuda_backend.py"}
-    tests = "import pytest\ndef test_good(): pass\ndef test_bad(): assert 1 == 2\n"
-    tests += "@pytest.mark.skip(reason='x')\ndef test_left(): pass\n"
-    (tmp_path / "test_it.py").write_text(tests)
-    report = tmp_path / "report.xml"
-    (tmp_path / "pytest.ini").write_text("[pytest]\n")
-    asked = [sys.executable, "-m", "pytest", "-q", f"--junitxml={report}", "test_it.py"]
-    subprocess.run(asked, cwd=tmp_path, capture_output=True, check=False, env={})
-    rows = list(card_tests.read_report(report))
-    assert {row["name"].rpartition("::")[2]: row["outcome"] for row in rows} == {
+    head = "import os, pytest\npytestmark = pytest.mark.gpu\n"
+    left = "@pytest.mark.skip(reason='x')\ndef test_left(): pass\n"
+    texts = {
+        "test_it.py": f"def test_good(): pass\ndef test_bad(): assert 1 == 2\n{left}",
+        "test_dies.py": "def test_dies(): os._exit(7)\n",
+        "test_last.py": "def test_last(): pass\n",
+    }
+    for name, text in texts.items():
+        (tmp_path / name).write_text(head + text)
+    rows = list(card_tests.run_tests([tmp_path / name for name in texts]))
+    assert {row["name"].rpartition("::")[2]: row["outcome"] for row in rows if row["what"] == "test"} == {
         "test_good": "passed",
         "test_bad": "failed",
         "test_left": "skipped",
+        "test_last": "passed",
     }
-    assert "1 == 2" in next(row["why_not"] for row in rows if row["outcome"] == "failed")
-    assert not card_tests.summarize(rows)["gpu tests that pass"]["met"]
+    assert "1 == 2" in next(row["why_not"] for row in rows if row.get("outcome") == "failed")
+    assert [row["exit_code"] for row in rows if row["what"] == "pytest"] == [1, 7, 0]
+
+
+def test_a_file_that_does_not_end_is_a_failed_row_that_names_it_and_the_next_one_is_begun(tmp_path: Path) -> None:
+    files = [tmp_path / "test_hangs.py", tmp_path / "test_after.py"]
+    for file in files:
+        file.write_text("import pytest, time\n@pytest.mark.gpu\ndef test_hangs(): time.sleep(1000)\n")
+    rows = list(card_tests.run_tests(files, limit_s=3))
+    assert rows == [{"what": "failed", "of": str(file), "error": "did not end in 1 s"} for file in files]
+
+
+@pytest.mark.parametrize("row", [{"what": "failed"}, {"what": "pytest", "exit_code": 7}, {"what": "test", "outcome": "skipped"}])
+def test_a_file_that_did_not_end_well_and_a_test_that_was_left_out_miss_the_goal(row: dict[str, object]) -> None:
+    passed = {"what": "test", "outcome": "passed"}
+    assert card_tests.summarize([passed])["gpu tests that pass"]["met"]
+    assert not card_tests.summarize([passed, row])["gpu tests that pass"]["met"]
