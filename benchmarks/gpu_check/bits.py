@@ -35,7 +35,7 @@ from optimizer.runtime.step.step import Trainer
 from optimizer.runtime.tiers.homes import HomeTensor
 from optimizer.workload import Adapter, TrainingWorkload
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
-from tests.optimizer.runtime.generation.test_kv_generation import LOSSLESS, build, prompts_of
+from tests.optimizer.runtime.generation.plans import LOSSLESS, build, prompts_of
 from tests.optimizer.techniques.plans import LLAMA, make_plan, make_workload
 from tests.optimizer.techniques.test_pairs import list_cases
 

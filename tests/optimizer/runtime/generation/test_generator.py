@@ -14,7 +14,7 @@ from optimizer.runtime.generation.generator import Generator, prepare_for_genera
 from optimizer.runtime.job.measure_generation import make_prompts, measure_generation
 from optimizer.workload import GenerationWorkload
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
-from tests.optimizer.runtime.generation.test_kv_generation import CPU, build
+from tests.optimizer.runtime.generation.plans import CPU, build
 from tests.valkey import Valkey
 
 MODELS = ("gemma", "gemma2", "gpt2", "llama", "mistral", "mixtral", "opt", "phi3", "qwen2", "qwen3")
