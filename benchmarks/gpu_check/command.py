@@ -121,7 +121,13 @@ def read_result(file: Path | None) -> dict[str, Any]:
 
 def is_done(result: dict[str, Any], part: Part) -> bool:
     """Report whether the part came to its end, its goals met or not."""
-    return result["parts"].get(part.name, {}).get("exit_code") in (0, 1)
+    found = result["parts"].get(part.name, {})
+    return found.get("exit_code") == 0 or has_missed_goals(found)
+
+
+def has_missed_goals(found: dict[str, Any]) -> bool:
+    """Report whether a part came to its end and missed goals. Python also ends with 1 after an error, without a summary."""
+    return found.get("exit_code") == 1 and bool(found.get("summary"))
 
 
 def run_part(part: Part, options: Options) -> dict[str, Any]:
@@ -156,7 +162,8 @@ def print_summary(result: dict[str, Any]) -> int:
             continue
         is_good = is_good and found["exit_code"] == 0
         code = found["exit_code"]
-        ending = {0: "all goals met", 1: "goals missed", -1: "ended at its time limit"}.get(code, f"failed with exit code {code}")
+        endings = {0: "all goals met", -1: "ended at its time limit"}
+        ending = "goals missed" if has_missed_goals(found) else endings.get(code, f"failed with exit code {code}")
         print(f"{part.name}: {ending}, {found['seconds']} s")
         for name, entry in found.get("summary", {}).items():
             print(f"  {name}: {entry['value']} (goal {entry['goal']}, {'met' if entry['met'] else 'MISSED'})")

@@ -70,6 +70,27 @@ def test_parts_that_ended_are_not_run_again_unless_asked(tmp_path: Path, capfd: 
     assert "== tests" in capfd.readouterr().out
 
 
+def test_a_part_that_an_error_ended_failed_and_is_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    breaks = command.Part(name="breaks", module="benchmarks.gpu_check.no_such_module")
+    monkeypatch.setattr(command, "PARTS", (breaks,))
+    asked = ["--device", "cpu", "--json", str(tmp_path / "check.json")]
+    for _ in range(2):
+        assert main(asked) == 1
+        told = capfd.readouterr().out
+        assert "== breaks" in told
+        assert "breaks: failed with exit code 1" in told
+
+
+def test_a_part_that_missed_a_goal_is_done() -> None:
+    (part, *_) = PARTS
+    missed = {"exit_code": 1, "seconds": 1.0, "summary": {"bits": {"value": "1 of 2", "goal": "all", "met": False}}}
+    assert command.is_done({"parts": {part.name: missed}}, part)
+    assert not command.is_done({"parts": {part.name: {**missed, "summary": {}}}}, part)
+    assert not command.is_done({"parts": {part.name: {**missed, "exit_code": -1}}}, part)
+
+
 def test_no_part_is_begun_that_would_not_end_in_time(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["--device", "cpu", "--json", str(tmp_path / "check.json"), "--minutes", "1"]) == 1
     assert capfd.readouterr().out.count("not begun") == len(PARTS)
