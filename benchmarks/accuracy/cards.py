@@ -23,6 +23,7 @@ import torch
 from benchmarks.accuracy.card_cases import CardCase, Cards, cuda_cards, list_small_cards
 from benchmarks.common.alternatives import Job
 from benchmarks.common.journal import Journal
+from benchmarks.common.packages import NEEDS_PACKAGE, missing_package
 from benchmarks.common.record import Row, clear
 from benchmarks.training.plans import describe
 from optimizer.base.errors import HeadroomError, OutOfDeviceMemory
@@ -105,7 +106,12 @@ def _key_of(case: CardCase) -> str:
 def measure_cards(journal: Journal, device: torch.device, *, quick: bool, cards: Cards | None = None) -> None:
     """All cases, each row as it comes, then the predicted times. quick: the first group of cases alone."""
     cards = cards or (cuda_cards() if device.type == "cuda" else list_small_cards())
-    cases = cards.cases[:9] if quick else cards.cases
+    cases = []
+    for case in cards.cases[:9] if quick else cards.cases:
+        if (package := missing_package(case.plan)) is None:
+            cases.append(case)
+        else:
+            journal.do(dict, what=NEEDS_PACKAGE, case=case.name, package=package)
     baseline_bytes = bytes_of_others(device)
     with prepared_device(device):
         machine = probe_machine(device=str(device), max_s=cards.probe_s)

@@ -10,9 +10,11 @@ import torch
 from benchmarks.accuracy.card_cases import cuda_cards, small_cards
 from benchmarks.accuracy.card_summary import summarize_cards
 from benchmarks.accuracy.cards import measure_cards
+from benchmarks.common import packages
 from benchmarks.common.journal import Journal
 from optimizer.base.units import GIB, MIB
 from optimizer.models.spec import read_model_spec
+from optimizer.profile.trace import trace
 
 CPU = torch.device("cpu")
 SPEC = read_model_spec(
@@ -62,6 +64,18 @@ def test_cases_left_out_for_lack_of_time_are_reported() -> None:
     measure_cards(journal, CPU, quick=False, cards=replace(cards, deadline_s=-1.0))
     assert [row["why_not"] for row in journal.rows if row["what"] == "left out"] == ["out of time"]
     assert not summarize_cards(journal.rows)["rows that failed or were left out"]["met"]
+
+
+def test_cases_of_a_missing_package_are_left_out_and_those_beside_them_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trace, "find_spec", lambda name: None)
+    monkeypatch.setattr(packages, "find_spec", lambda name: None)
+    journal = Journal(file=None, machine={})
+    cards = small_cards(SPEC, (("lora",), ("qlora-nf4",)), card_bytes=FITS_BYTES)
+    measure_cards(journal, CPU, quick=False, cards=cards)
+    (left,) = [row for row in journal.rows if row["what"] == "needs a package"]
+    assert (left["case"], left["package"]) == (cards.cases[1].name, "bitsandbytes")
+    assert [row["case"] for row in journal.rows if row["what"] == "card"] == [cards.cases[0].name]
+    assert summarize_cards(journal.rows)["rows that failed or were left out"]["met"]
 
 
 def test_the_cards_cases_are_plans_that_hold_for_their_models_on_cards_of_4_to_24_gb() -> None:

@@ -39,5 +39,32 @@ def test_every_part_is_imported_there() -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_plans_that_need_a_missing_package_are_left_out_before_anything_is_traced_there() -> None:
+    done = run_bare(
+        """
+from benchmarks.accuracy.card_cases import cuda_cards
+from benchmarks.common.packages import missing_package
+from benchmarks.gpu_check.bits import list_adapters, list_generations
+cases = cuda_cards().cases
+print(sorted({name for case in cases if missing_package(case.plan) for name in case.techniques if name in ("8bit", "qlora-nf4")}))
+print(all({"8bit", "qlora-nf4"}.isdisjoint(case.techniques) for case in cases if not missing_package(case.plan)))
+print([case.name for case in list_adapters() if missing_package(case.plan)])
+print({missing_package(plan) for plan in list_generations()})
+"""
+    )
+    assert done.stderr == ""
+    assert done.stdout.splitlines() == [
+        "['8bit', 'qlora-nf4']",
+        "True",
+        "['adapters over nf4 on host', 'adapters over nf4 on disk', 'adapters over nf4, rebuilt']",
+        "{None}",
+    ]
+
+
+def test_searches_choose_nothing_that_needs_a_missing_package_there() -> None:
+    done = run_bare("from benchmarks.common.packages import *; print(list_impossible(), generation_pins().num_micro_batches)")
+    assert (done.stdout, done.stderr) == ("('8bit_optimizer',) 1\n", "")
+
+
 def _is_there(name: str) -> bool:
     return ROOT.joinpath(*name.split(".")).with_suffix(".py").exists() or ROOT.joinpath(*name.split(".")).is_dir()

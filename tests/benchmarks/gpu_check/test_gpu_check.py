@@ -12,6 +12,7 @@ from benchmarks.gpu_check import bits, budgets, card_tests, command
 from benchmarks.gpu_check.command import PARTS, main
 from optimizer.formats.allocator_slack import ALLOCATOR_SLACK_BYTES, ALLOCATOR_SLACK_SHARE
 from optimizer.models.spec import read_model_spec
+from tests.left_out import NEEDS_PACKAGE
 
 
 @pytest.fixture(scope="module")
@@ -141,6 +142,7 @@ def test_every_file_with_a_test_for_cards_is_run_and_each_outcome_is_read(
     assert {file.name for file in card_tests.list_files()} >= {"test_cuda.py", "test_step_cuda.py", "test_cuda_backend.py"}
     head = "import os, pytest\npytestmark = pytest.mark.gpu\n"
     left = "@pytest.mark.skip(reason='x')\ndef test_left(): pass\n"
+    left += f"@pytest.mark.skip(reason='{NEEDS_PACKAGE}x')\ndef test_lacks(): pass\n"
     texts = {
         "test_it.py": f"def test_good(): pass\ndef test_bad(): assert 1 == 2\n{left}",
         "test_dies.py": "def test_dies(): os._exit(7)\n",
@@ -153,9 +155,11 @@ def test_every_file_with_a_test_for_cards_is_run_and_each_outcome_is_read(
         "test_good": "passed",
         "test_bad": "failed",
         "test_left": "skipped",
+        "test_lacks": "skipped",
         "test_last": "passed",
     }
     assert "1 == 2" in next(row["why_not"] for row in rows if row.get("outcome") == "failed")
+    assert card_tests.summarize(rows)["gpu tests that pass"]["value"] == "2 of 4"
     assert [row["exit_code"] for row in rows if row["what"] == "pytest"] == [1, 7, 0]
 
 
