@@ -1,5 +1,6 @@
 """The check of a card runs here on the CPU device and on the hostile one, on a model small enough to be traced in a test."""
 
+import fcntl
 import json
 import subprocess
 from pathlib import Path
@@ -92,7 +93,38 @@ def test_a_part_that_missed_a_goal_is_done() -> None:
     assert not command.is_done({"parts": {part.name: {**missed, "exit_code": -1}}}, part)
 
 
-def test_no_part_is_begun_that_would_not_end_in_time(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_part_that_time_ends_keeps_its_rows_ends_what_it_started_and_is_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    lock = tmp_path / "lock"
+    holds = f"import fcntl, time; file = open({str(lock)!r}, 'w'); fcntl.flock(file, fcntl.LOCK_EX); "
+    holds += "print(flush=True); time.sleep(1000)"
+    lines = (
+        "import subprocess, sys",
+        "from pathlib import Path",
+        "from benchmarks.common.record import Record",
+        f"started = subprocess.Popen([sys.executable, '-c', {holds!r}], stdout=subprocess.PIPE)",
+        "started.stdout.readline()",
+        "Record(file=Path(sys.argv[2]), machine={}).add({'what': 'found'})",
+        "started.wait()",
+    )
+    (tmp_path / "takes_long.py").write_text("\n".join(lines))
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path.cwd()}")
+    part = command.Part(name="long", module="takes_long")
+    monkeypatch.setattr(command, "PARTS", (part,))
+    monkeypatch.setattr(command, "_LEAST_S", 1.0)
+    monkeypatch.setattr(command, "_STARTING_S", 0.0)
+    file = tmp_path / "check.json"
+    assert main(["--device", "cpu", "--json", str(file), "--minutes", "0.25"]) == 1
+    assert "long: ended at its time limit" in capfd.readouterr().out
+    result = json.loads(file.read_text())
+    assert result["parts"]["long"]["rows"] == [{"what": "found"}]
+    assert not command.is_done(result, part)
+    with lock.open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)  # let go of by the process that held it
+
+
+def test_no_part_is_begun_that_would_have_no_time(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["--device", "cpu", "--json", str(tmp_path / "check.json"), "--minutes", "1"]) == 1
     assert capfd.readouterr().out.count("not begun") == len(PARTS)
 
