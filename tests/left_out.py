@@ -1,10 +1,17 @@
 """Says how many tests were left out for want of a CUDA device, whether one process collects them or several do (pytest-xdist)."""
 
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
 
 NUM_LEFT_OUT = pytest.StashKey[int]()
+NEEDS_PACKAGE = "needs the package "
+"""The reason of a skipped test of a card begins with it; the check of a card does not count it as missing."""
+NF4 = pytest.param(
+    "nf4", marks=pytest.mark.skipif(find_spec("bitsandbytes") is None, reason=f"{NEEDS_PACKAGE}bitsandbytes")
+)
+"""A case of tests on a card, whose machine may lack what packs it."""
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

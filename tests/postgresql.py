@@ -11,8 +11,6 @@ from typing import Any
 from urllib.parse import unquote
 from uuid import uuid4
 
-import psycopg
-
 
 @contextmanager
 def running_postgresql(*options: str) -> Iterator[str]:
@@ -47,6 +45,8 @@ def create_database(url: str, *, template: str = "template1") -> str:
     """The address of a new database on the server that has this address: empty, or with all that another database has, to which
     nobody may be connected.
     """
+    import psycopg  # here, since tests/conftest.py imports this module on machines with nothing of the service
+
     name = f"database_{uuid4().hex}"
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute(f'CREATE DATABASE "{name}" TEMPLATE "{template}"')

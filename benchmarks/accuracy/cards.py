@@ -12,6 +12,7 @@ the cap.
 
 import functools
 import gc
+import os
 import statistics
 import time
 from collections.abc import Sequence
@@ -23,6 +24,7 @@ import torch
 from benchmarks.accuracy.card_cases import CardCase, Cards, cuda_cards, list_small_cards
 from benchmarks.common.alternatives import Job
 from benchmarks.common.journal import Journal
+from benchmarks.common.packages import NEEDS_PACKAGE, missing_package
 from benchmarks.common.record import Row, clear
 from benchmarks.training.plans import describe
 from optimizer.base.errors import HeadroomError, OutOfDeviceMemory
@@ -41,6 +43,7 @@ from optimizer.runtime.job.measure import make_synthetic_batches
 from optimizer.runtime.meter.device import prepared_device, reserve_workspaces
 from optimizer.runtime.meter.meter import Meter
 from optimizer.runtime.step.step import Trainer
+from worker.gpu import visible_card
 
 NUM_STEPS = 3
 """Steps that count, after the first."""
@@ -105,7 +108,12 @@ def _key_of(case: CardCase) -> str:
 def measure_cards(journal: Journal, device: torch.device, *, quick: bool, cards: Cards | None = None) -> None:
     """All cases, each row as it comes, then the predicted times. quick: the first group of cases alone."""
     cards = cards or (cuda_cards() if device.type == "cuda" else list_small_cards())
-    cases = cards.cases[:9] if quick else cards.cases
+    cases = []
+    for case in cards.cases[:9] if quick else cards.cases:
+        if (package := missing_package(case.plan)) is None:
+            cases.append(case)
+        else:
+            journal.do(dict, what=NEEDS_PACKAGE, case=case.name, package=package)
     baseline_bytes = bytes_of_others(device)
     with prepared_device(device):
         machine = probe_machine(device=str(device), max_s=cards.probe_s)
@@ -125,15 +133,21 @@ def measure_cards(journal: Journal, device: torch.device, *, quick: bool, cards:
 
 
 def bytes_of_others(device: torch.device) -> int:
-    """Before CUDA is begun, by the vendor's library; 0 where that is not installed."""
+    """Bytes that processes hold on the device before CUDA is begun, by the vendor's library; 0 where that is not installed.
+
+    Assumed: the total that CUDA reports, of which ``Bench.used_bytes`` is a part, leaves out what the driver keeps for itself,
+    half a GiB of a large card. The library's total has it in, and its first call counts it as used; the second one names it.
+    """
     if device.type != "cuda":
         return 0
     try:
         import pynvml
 
         pynvml.nvmlInit()
-        handle = pynvml.nvmlDeviceGetHandleByIndex(device.index or 0)
-        return int(pynvml.nvmlDeviceGetMemoryInfo(handle).used)
+        card = visible_card(device.index or 0, visible=os.environ.get("CUDA_VISIBLE_DEVICES", ""))
+        opens = pynvml.nvmlDeviceGetHandleByUUID if isinstance(card, str) else pynvml.nvmlDeviceGetHandleByIndex
+        memory = pynvml.nvmlDeviceGetMemoryInfo(opens(card), version=pynvml.nvmlMemory_v2)
+        return max(0, int(memory.total - memory.free - memory.reserved))
     except Exception:
         # Not installed, no permission, a virtual card: the figure is then the device's, which nobody else uses.
         return 0

@@ -94,7 +94,9 @@ class Record:
             result = {"machine": self.machine, "rows": self.rows, "summary": self.summary}
             if self.tables:
                 result["tables"] = self.tables
-            self.file.write_text(json.dumps(result, indent=1) + "\n")
+            staged = self.file.with_name(f".{self.file.name}")  # a run may be ended at any time, and its file read
+            staged.write_text(json.dumps(result, indent=1) + "\n")
+            staged.replace(self.file)
 
 
 def failure(what: object, error: Exception) -> Row:

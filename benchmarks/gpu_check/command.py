@@ -12,14 +12,18 @@ memory       predicted allocated, reserved and process memory against what torch
 generations  generation under the same budgets, and accelerate's offload beside it
 
 A part ends in under 8 minutes. ``--json`` keeps what every part found, and a later call with the same file goes on with the
-parts that have not ended; ``--minutes`` begins no part that would not end in time. Needs torch, transformers, numpy, scipy,
-pytest, and accelerate and peft for their rows. ``--device cpu`` runs all parts on small shapes, and ``hostile`` does so on a
-device whose copies come as late as CUDA allows. There plans that offload take more than is predicted for a CPU device, whose
-copies end at once, so budgets and memory miss their goals for them.
+parts that have not ended. ``--minutes`` ends the part that runs when they are over; its rows stay, and the next begins with it.
+Needs torch, transformers, numpy, scipy, pytest, and accelerate and peft for their rows; what needs bitsandbytes or greenlet is
+left out without them. ``--device cpu`` runs all parts on small shapes, and ``hostile`` does so on a device whose copies come as
+late as CUDA allows. There plans that offload take more than is predicted for a CPU device, whose copies end at once, so budgets
+and memory miss their goals for them.
 """
 
 import argparse
+import contextlib
 import json
+import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -37,6 +41,8 @@ PART_LIMIT_S = 480.0
 """After this a part is ended; what it had written until then stays."""
 _STARTING_S = 20.0
 """Time that a process and its libraries take, beside its part."""
+_LEAST_S = 60.0
+"""A part that has less is not begun, for it would have no rows to show."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,11 +85,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for part in PARTS:
         if (options.only and part.name not in options.only) or (is_done(result, part) and part.name not in options.again):
             continue
-        if time.monotonic() - started_s + PART_LIMIT_S + _STARTING_S > options.minutes * 60:
-            print(f"{part.name}: not begun, since it might not end in time; the same command goes on with it", flush=True)
+        left_s = options.minutes * 60 - (time.monotonic() - started_s) - _STARTING_S
+        if left_s < _LEAST_S:
+            print(f"{part.name}: not begun, since time is over; the same command goes on with it", flush=True)
             continue
         print(f"== {part.name}", flush=True)
-        result["parts"][part.name] = run_part(part, options)
+        result["parts"][part.name] = run_part(part, options, limit_s=min(PART_LIMIT_S, left_s))
         if options.file is not None:
             options.file.write_text(json.dumps(result, indent=1) + "\n")
     return print_summary(result)
@@ -99,7 +106,7 @@ def read_options(arguments: Sequence[str] | None) -> Options:
     parser.add_argument("--json", type=Path, metavar="FILE", help="keep the result there, and go on from it")
     parser.add_argument("--only", choices=names, action="append", help="these parts alone; may be repeated")
     parser.add_argument("--again", choices=names, action="append", help="these parts even if they have ended; may be repeated")
-    parser.add_argument("--minutes", type=float, default=60.0, help="begin no part that would not end by then")
+    parser.add_argument("--minutes", type=float, default=60.0, help="end what still runs then")
     read = parser.parse_args(arguments)
     return Options(
         file=read.json,
@@ -121,20 +128,35 @@ def read_result(file: Path | None) -> dict[str, Any]:
 
 def is_done(result: dict[str, Any], part: Part) -> bool:
     """Report whether the part came to its end, its goals met or not."""
-    return result["parts"].get(part.name, {}).get("exit_code") in (0, 1)
+    found = result["parts"].get(part.name, {})
+    return found.get("exit_code") == 0 or has_missed_goals(found)
 
 
-def run_part(part: Part, options: Options) -> dict[str, Any]:
+def has_missed_goals(found: dict[str, Any]) -> bool:
+    """Report whether a part came to its end and missed goals. Python also ends with 1 after an error, without a summary."""
+    return found.get("exit_code") == 1 and bool(found.get("summary"))
+
+
+def run_part(part: Part, options: Options, *, limit_s: float) -> dict[str, Any]:
     """The part's own result with its exit code (-1 where it was ended at the limit) and the seconds it took."""
     with tempfile.TemporaryDirectory(prefix="headroom-") as folder:
         file = Path(folder) / "part.json"
         started_s = time.monotonic()
-        try:
-            exit_code = subprocess.run(command_of(part, options, file), check=False, timeout=PART_LIMIT_S).returncode
-        except subprocess.TimeoutExpired:
-            exit_code = -1
+        exit_code = run_limited(command_of(part, options, file), limit_s=limit_s)
         found = json.loads(file.read_text()) if file.exists() else {}
         return {"exit_code": exit_code, "seconds": round(time.monotonic() - started_s, 1), **found}
+
+
+def run_limited(command: Sequence[str], *, limit_s: float) -> int:
+    """The command's exit code; -1 where the limit has ended it, with the processes that it started."""
+    with subprocess.Popen(command, process_group=0) as process:
+        try:
+            return process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            return -1
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 def command_of(part: Part, options: Options, file: Path) -> list[str]:
@@ -156,7 +178,8 @@ def print_summary(result: dict[str, Any]) -> int:
             continue
         is_good = is_good and found["exit_code"] == 0
         code = found["exit_code"]
-        ending = {0: "all goals met", 1: "goals missed", -1: "ended at its time limit"}.get(code, f"failed with exit code {code}")
+        endings = {0: "all goals met", -1: "ended at its time limit"}
+        ending = "goals missed" if has_missed_goals(found) else endings.get(code, f"failed with exit code {code}")
         print(f"{part.name}: {ending}, {found['seconds']} s")
         for name, entry in found.get("summary", {}).items():
             print(f"  {name}: {entry['value']} (goal {entry['goal']}, {'met' if entry['met'] else 'MISSED'})")

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from benchmarks.common.alternatives import DoesNotRun, build_quickly
+from benchmarks.common.packages import generation_pins
 from benchmarks.common.record import GoalEntry, Record, Row, all_of, at_most, clear, goal
 from benchmarks.generation.alternatives import Job, Ours, Theirs, offload_to_host
 from benchmarks.gpu_check.budgets import budget_of_card
@@ -129,7 +130,9 @@ def measure(setup: Setup, device: torch.device, *, quick: bool, file: Path | Non
                 if time.monotonic() - record.started_s > DEADLINE_S:
                     record.add({"what": "left out", "budget_bytes": budget_bytes, "formats": words, "why_not": "out of time"})
                     continue
-                wanted = GenerationGoal(device_budget_bytes=budget_bytes, allow_lossy=True, forbid=forbidden)
+                wanted = GenerationGoal(
+                    device_budget_bytes=budget_bytes, allow_lossy=True, forbid=forbidden, pins=generation_pins()
+                )
                 head = {"budget_bytes": budget_bytes, "formats": words}
                 record.add_all(words, plan_rows(setup, profiles, head, wanted, machine, device, Path(folder)))
         record.add_all("accelerate", compared_rows(setup, machine, device, Path(folder)))
@@ -200,7 +203,7 @@ def compared_rows(setup: Setup, machine: Machine, device: torch.device, scratch:
     workload = setup.compared_workload
     job = Job(spec=setup.compared, workload=workload, device=device, scratch=scratch)
     profile = profile_generation(setup.compared, representations=["fp32"])
-    wanted = GenerationGoal(device_budget_bytes=setup.compared_budget_bytes)
+    wanted = GenerationGoal(device_budget_bytes=setup.compared_budget_bytes, pins=generation_pins())
     plan = search_generation_plans(profile, workload=workload, goal=wanted, machine=machine).chosen.plan
     prompts = make_prompts(setup.compared.vocab_size, workload)
     contenders: dict[str, Any] = {"headroom": lambda: Ours(job, plan, None)}

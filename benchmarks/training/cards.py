@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from benchmarks.common.alternatives import Contender, DoesNotRun, Factory, Job, Ours, list_alternatives
+from benchmarks.common.packages import list_impossible
 from benchmarks.common.record import GoalEntry, Record, Row, all_of, clear, goal
 from optimizer.base.errors import HeadroomError
 from optimizer.base.units import GIB, MIB, format_bytes
@@ -248,7 +249,7 @@ def case_rows(cards: Cards, case: Case, machine: Machine, device: torch.device) 
 
 def plans_of(case: Case, machine: Machine) -> Iterator[tuple[str, Plan | str]]:
     """Each with where it comes from; a sentence where there is none."""
-    wanted = Goal(device_budget_bytes=case.cap_bytes, allow_lossy=True)
+    wanted = Goal(device_budget_bytes=case.cap_bytes, allow_lossy=True, forbid=list_impossible())
     try:
         profile = profile_model(case.spec, adapter=case.workload.adapter)
         yield "search", search_plans(profile, workload=case.workload, goal=wanted, machine=machine).chosen.plan

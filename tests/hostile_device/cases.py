@@ -35,7 +35,7 @@ from tests.hostile_device import trips
 from tests.hostile_device.backend import hostile_device
 from tests.hostile_device.streams import Schedule
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
-from tests.optimizer.runtime.generation.test_kv_generation import LOSSLESS, build, prompts_of
+from tests.optimizer.runtime.generation.plans import LOSSLESS, build, prompts_of
 from tests.optimizer.runtime.states import make_trainer, read
 from tests.optimizer.runtime.step.test_step import PLACES
 from tests.optimizer.runtime.tiny import make_plan as make_tiny_plan

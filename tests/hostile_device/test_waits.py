@@ -32,7 +32,7 @@ from tests.hostile_device.races import COMPUTE, HOST
 from tests.hostile_device.streams import Schedule
 from tests.hostile_device.trips import SIZE
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
-from tests.optimizer.runtime.generation.test_kv_generation import build, prompts_of
+from tests.optimizer.runtime.generation.plans import build, prompts_of
 from tests.optimizer.runtime.states import make_trainer, read
 from tests.optimizer.runtime.step.test_step import PLACES
 from tests.optimizer.runtime.tiny import make_plan, make_spec

@@ -3,16 +3,20 @@ A real store for the remote tier is started once for all tests that use one, and
 """
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.left_out import NUM_LEFT_OUT
 from tests.optimizer.runtime.ranks.pool import RankPool
-from tests.valkey import Valkey
+
+if TYPE_CHECKING:
+    # The machine of a card has nothing of the service, and its tests start no store.
+    from tests.valkey import Valkey
 
 
 @pytest.fixture(scope="session")
-def _shared_valkey() -> Iterator[Valkey]:
+def _shared_valkey() -> "Iterator[Valkey]":
     from tests.valkey import Valkey
 
     server = Valkey()
@@ -21,7 +25,7 @@ def _shared_valkey() -> Iterator[Valkey]:
 
 
 @pytest.fixture
-def remote(_shared_valkey: Valkey, monkeypatch: pytest.MonkeyPatch) -> Valkey:
+def remote(_shared_valkey: "Valkey", monkeypatch: pytest.MonkeyPatch) -> "Valkey":
     """A running store that the remote tier is configured for, empty."""
     monkeypatch.setenv("HEADROOM_REMOTE_URL", _shared_valkey.url)
     with _shared_valkey.client() as client:

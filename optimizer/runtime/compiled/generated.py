@@ -41,11 +41,21 @@ class Generated:
 def _names_of(output: Any) -> dict[str, Any]:
     """The namespace that generated code looks names up in."""
     call = getattr(output, "current_callable", None)
-    function = getattr(call, "__func__", call)
+    function = _unwrapped(getattr(call, "__func__", call))
     names: dict[str, Any] | None = getattr(function, "__globals__", None)
     if names is None or not {*_ALLOCATORS, _PRODUCTS} <= set(names):
         raise BlockNotCompiled("a block", "this version of torch generates code of another form, whose memory cannot be counted")
     return names
+
+
+def _unwrapped(function: Any) -> Any:
+    """The generated function inside of ``run``, which copies inputs on a card that do not lie as the code was made for
+    (``torch._inductor.utils.align_inputs_from_check_idxs``).
+    """
+    while "model" in (names := getattr(getattr(function, "__code__", None), "co_freevars", ())):
+        inner = function.__closure__[names.index("model")].cell_contents
+        function = getattr(inner, "__func__", inner)
+    return function
 
 
 def _make_buffer(device: str, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:

@@ -58,7 +58,9 @@ class CudaMemory:
 
     def set_expandable_segments(self, *, is_on: bool) -> None:
         torch.cuda.init()  # type: ignore[no-untyped-call]
-        torch.cuda.memory._set_allocator_settings(f"expandable_segments:{is_on}")
+        # The older name warns in torch 2.13; the newer one need not be in the oldest torch that is allowed.
+        settings: Any = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
+        (settings or torch.cuda.memory._set_allocator_settings)(f"expandable_segments:{is_on}")
 
     def clear_workspaces(self) -> None:
         torch.cuda.init()  # type: ignore[no-untyped-call]

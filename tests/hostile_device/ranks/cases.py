@@ -27,7 +27,7 @@ from optimizer.workload import Adapter
 from tests.hostile_device.cases import Case
 from tests.hostile_device.ranks.collectives import TwinRanks
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
-from tests.optimizer.runtime.generation.test_kv_generation import prompts_of
+from tests.optimizer.runtime.generation.plans import prompts_of
 from tests.optimizer.runtime.ranks.cases import RankCase, make_case
 from tests.optimizer.runtime.states import read
 

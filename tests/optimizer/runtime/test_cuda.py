@@ -101,7 +101,7 @@ def test_compressed_trips_keep_gradients_within_their_bound_on_a_card(choice: st
 
 # Twin: test_shared_memory.test_a_part_of_it_counts_as_weights_on_the_host_while_the_tiers_live
 def test_memory_that_processes_share_is_pinned_as_a_whole_and_let_go() -> None:
-    tiers, memory = Tiers(device=CUDA, meter=Meter(device=CUDA)), SharedMemory.make(MIB + 512)
+    tiers, memory = Tiers(device=CUDA, meter=Meter(device=CUDA)), SharedMemory.make(MIB + 1024)
     tiers.adopt(memory, counted_bytes=MIB // 2)
     memory.close_file()
     homes = [memory.piece(start, 1000) for start in (0, 512 * 7, MIB)]

@@ -16,7 +16,7 @@ from optimizer.runtime.meter.meter import Meter
 from optimizer.workload import GenerationWorkload
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
 from tests.optimizer.runtime.counted_card import counted_card
-from tests.optimizer.runtime.generation.test_kv_generation import CPU, build
+from tests.optimizer.runtime.generation.plans import CPU, build
 from tests.valkey import Valkey
 
 MODELS = ("gemma", "gemma2", "gpt2", "llama", "mistral", "mixtral", "opt", "phi3", "qwen2", "qwen3")

@@ -19,7 +19,7 @@ from optimizer.runtime.generation.generator import Generator, prepare_for_genera
 from optimizer.runtime.generation.kv_prefix import BlockInputs, Positions, make_again
 from optimizer.runtime.meter.meter import Meter
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
-from tests.optimizer.runtime.generation.test_kv_generation import CPU, build, expected_tokens, generate, prompts_of
+from tests.optimizer.runtime.generation.plans import CPU, build, expected_tokens, generate, prompts_of
 from tests.optimizer.runtime.generation.test_kv_generation import MODELS as KV_MODELS
 from tests.valkey import Valkey
 

@@ -15,7 +15,7 @@ from optimizer.runtime.generation.generator import Generator
 from optimizer.runtime.generation.run_requests import Finished, Request, open_generator, run_requests
 from optimizer.runtime.tiers.remote import EXPIRY_S
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
-from tests.optimizer.runtime.generation.test_kv_generation import CPU, build, expected_tokens, generate, prompts_of
+from tests.optimizer.runtime.generation.plans import CPU, build, expected_tokens, generate, prompts_of
 from tests.valkey import Valkey
 
 SPEC = read_model_spec(SMALL_CONFIGS["llama"])

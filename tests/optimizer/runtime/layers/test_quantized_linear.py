@@ -28,6 +28,7 @@ from optimizer.runtime.meter.device import prepared_device
 from optimizer.runtime.step.step import Trainer
 from optimizer.runtime.step.weights import torch_dtype
 from optimizer.workload import Adapter
+from tests.left_out import NF4
 from tests.optimizer.models.adapter_values import give_values
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
 from tests.optimizer.runtime.tiny import make_workload
@@ -102,7 +103,7 @@ def test_results_and_all_gradients_are_those_of_the_unpacked_weights(
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("form", ["int8", "int4", "nf4"])
+@pytest.mark.parametrize("form", ["int8", "int4", NF4])
 @pytest.mark.parametrize("model_type", ["llama", "gpt2"])
 def test_results_and_all_gradients_on_a_card_are_those_of_the_unpacked_weights(
     model_type: str, form: str, precision: str
@@ -262,11 +263,14 @@ def test_training_ends_with_the_same_bits_wherever_things_live(
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("elsewhere", ELSEWHERE)
-def test_training_on_a_card_ends_with_the_same_bits_wherever_things_live(elsewhere: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", ["int8", "int4", NF4])
+def test_training_on_a_card_ends_with_the_same_bits_wherever_things_live(
+    form: str, elsewhere: str, tmp_path: Path
+) -> None:
     changes = dict(ELSEWHERE[elsewhere])
     place = changes.pop("place", "device")
-    plain = Plan(**{**vars(PLAIN), "weights": WeightsPlan(frozen="nf4")})
-    moved = Plan(**{**vars(PLAIN), "weights": WeightsPlan(frozen="nf4", place=place), **changes})
+    plain = Plan(**{**vars(PLAIN), "weights": WeightsPlan(frozen=form)})
+    moved = Plan(**{**vars(PLAIN), "weights": WeightsPlan(frozen=form, place=place), **changes})
     with prepared_device(CUDA):
         ours = train_two_steps("llama", moved, tmp_path, device=CUDA)
         if "optimizer_state" in changes:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from optimizer.plan.allocator import AllocatorPlan
+from optimizer.runtime.device.cuda import CudaMemory
 from optimizer.runtime.step.allocator import apply_allocator, release_unused
 
 CPU = torch.device("cpu")
@@ -39,6 +40,13 @@ def test_between_phases_garbage_goes_and_what_lives_on_is_left_out_of_later_coll
     assert left() is None
     assert all(known is not survivor for known in gc.get_objects())
     assert gc.get_freeze_count() > 0
+
+
+def test_cards_settings_are_changed_without_a_warning_of_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "init", lambda: None)  # there need be no card to accept settings
+    memory = CudaMemory(torch.device("cuda:0"))
+    memory.set_expandable_segments(is_on=True)
+    memory.set_expandable_segments(is_on=False)
 
 
 @pytest.mark.gpu

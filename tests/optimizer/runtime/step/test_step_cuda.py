@@ -18,6 +18,7 @@ from optimizer.runtime.meter.meter import Meter
 from optimizer.runtime.step.step import Trainer
 from optimizer.runtime.step.weights import torch_dtype
 from optimizer.workload import Adapter
+from tests.left_out import NF4
 from tests.optimizer.runtime.states import Ran, assert_same_bits, run_steps
 from tests.optimizer.runtime.step.test_step import PLACES
 from tests.optimizer.runtime.tiny import make_plan, make_spec, make_workload
@@ -86,7 +87,7 @@ def test_state_on_the_host_trains_as_state_on_the_card_does(tmp_path: Path, plac
         assert torch.allclose(elsewhere.weights[key].cpu(), weight.cpu(), atol=2e-4), key
 
 
-@pytest.mark.parametrize("frozen", ["same", "int8", "nf4"])
+@pytest.mark.parametrize("frozen", ["same", "int8", "int4", NF4])
 @pytest.mark.parametrize("place", ["host", "disk"])
 def test_frozen_weights_stream_under_adapters_with_the_bits_of_resident_ones(
     tmp_path: Path, frozen: str, place: str

@@ -1,8 +1,8 @@
 """The check of a card runs here on the CPU device and on the hostile one, on a model small enough to be traced in a test."""
 
+import fcntl
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,7 @@ from benchmarks.gpu_check import bits, budgets, card_tests, command
 from benchmarks.gpu_check.command import PARTS, main
 from optimizer.formats.allocator_slack import ALLOCATOR_SLACK_BYTES, ALLOCATOR_SLACK_SHARE
 from optimizer.models.spec import read_model_spec
+from tests.left_out import NEEDS_PACKAGE
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +72,59 @@ def test_parts_that_ended_are_not_run_again_unless_asked(tmp_path: Path, capfd: 
     assert "== tests" in capfd.readouterr().out
 
 
-def test_no_part_is_begun_that_would_not_end_in_time(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_part_that_an_error_ended_failed_and_is_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    breaks = command.Part(name="breaks", module="benchmarks.gpu_check.no_such_module")
+    monkeypatch.setattr(command, "PARTS", (breaks,))
+    asked = ["--device", "cpu", "--json", str(tmp_path / "check.json")]
+    for _ in range(2):
+        assert main(asked) == 1
+        told = capfd.readouterr().out
+        assert "== breaks" in told
+        assert "breaks: failed with exit code 1" in told
+
+
+def test_a_part_that_missed_a_goal_is_done() -> None:
+    (part, *_) = PARTS
+    missed = {"exit_code": 1, "seconds": 1.0, "summary": {"bits": {"value": "1 of 2", "goal": "all", "met": False}}}
+    assert command.is_done({"parts": {part.name: missed}}, part)
+    assert not command.is_done({"parts": {part.name: {**missed, "summary": {}}}}, part)
+    assert not command.is_done({"parts": {part.name: {**missed, "exit_code": -1}}}, part)
+
+
+def test_a_part_that_time_ends_keeps_its_rows_ends_what_it_started_and_is_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    lock = tmp_path / "lock"
+    holds = f"import fcntl, time; file = open({str(lock)!r}, 'w'); fcntl.flock(file, fcntl.LOCK_EX); "
+    holds += "print(flush=True); time.sleep(1000)"
+    lines = (
+        "import subprocess, sys",
+        "from pathlib import Path",
+        "from benchmarks.common.record import Record",
+        f"started = subprocess.Popen([sys.executable, '-c', {holds!r}], stdout=subprocess.PIPE)",
+        "started.stdout.readline()",
+        "Record(file=Path(sys.argv[2]), machine={}).add({'what': 'found'})",
+        "started.wait()",
+    )
+    (tmp_path / "takes_long.py").write_text("\n".join(lines))
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path.cwd()}")
+    part = command.Part(name="long", module="takes_long")
+    monkeypatch.setattr(command, "PARTS", (part,))
+    monkeypatch.setattr(command, "_LEAST_S", 1.0)
+    monkeypatch.setattr(command, "_STARTING_S", 0.0)
+    file = tmp_path / "check.json"
+    assert main(["--device", "cpu", "--json", str(file), "--minutes", "0.25"]) == 1
+    assert "long: ended at its time limit" in capfd.readouterr().out
+    result = json.loads(file.read_text())
+    assert result["parts"]["long"]["rows"] == [{"what": "found"}]
+    assert not command.is_done(result, part)
+    with lock.open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)  # let go of by the process that held it
+
+
+def test_no_part_is_begun_that_would_have_no_time(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["--device", "cpu", "--json", str(tmp_path / "check.json"), "--minutes", "1"]) == 1
     assert capfd.readouterr().out.count("not begun") == len(PARTS)
 
@@ -114,20 +167,44 @@ def test_other_bits_miss_the_goal_unless_a_card_s_host_computed_them() -> None:
     assert not far["distance of weights that the host updated"]["met"]
 
 
-def test_every_file_with_a_test_for_cards_is_run_and_each_outcome_is_read(tmp_path: Path) -> None:
+def test_every_file_with_a_test_for_cards_is_run_and_each_outcome_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     assert {file.name for file in card_tests.list_files()} >= {"test_cuda.py", "test_step_cuda.py", "test_cuda_backend.py"}
-    tests = "import pytest\ndef test_good(): pass\ndef test_bad(): assert 1 == 2\n"
-    tests += "@pytest.mark.skip(reason='x')\ndef test_left(): pass\n"
-    (tmp_path / "test_it.py").write_text(tests)
-    report = tmp_path / "report.xml"
-    (tmp_path / "pytest.ini").write_text("[pytest]\n")
-    asked = [sys.executable, "-m", "pytest", "-q", f"--junitxml={report}", "test_it.py"]
-    subprocess.run(asked, cwd=tmp_path, capture_output=True, check=False, env={})
-    rows = list(card_tests.read_report(report))
-    assert {row["name"].rpartition("::")[2]: row["outcome"] for row in rows} == {
+    head = "import os, pytest\npytestmark = pytest.mark.gpu\n"
+    left = "@pytest.mark.skip(reason='x')\ndef test_left(): pass\n"
+    left += f"@pytest.mark.skip(reason='{NEEDS_PACKAGE}x')\ndef test_lacks(): pass\n"
+    texts = {
+        "test_it.py": f"def test_good(): pass\ndef test_bad(): assert 1 == 2\n{left}",
+        "test_dies.py": "def test_dies(): os._exit(7)\n",
+        "test_last.py": "def test_last(): pass\n",
+    }
+    for name, text in texts.items():
+        (tmp_path / name).write_text(head + text)
+    rows = list(card_tests.run_tests([tmp_path / name for name in texts]))
+    assert {row["name"].rpartition("::")[2]: row["outcome"] for row in rows if row["what"] == "test"} == {
         "test_good": "passed",
         "test_bad": "failed",
         "test_left": "skipped",
+        "test_lacks": "skipped",
+        "test_last": "passed",
     }
-    assert "1 == 2" in next(row["why_not"] for row in rows if row["outcome"] == "failed")
-    assert not card_tests.summarize(rows)["gpu tests that pass"]["met"]
+    assert "1 == 2" in next(row["why_not"] for row in rows if row.get("outcome") == "failed")
+    assert card_tests.summarize(rows)["gpu tests that pass"]["value"] == "2 of 4"
+    assert [row["exit_code"] for row in rows if row["what"] == "pytest"] == [1, 7, 0]
+
+
+def test_a_file_that_does_not_end_is_a_failed_row_that_names_it_and_the_next_one_is_begun(tmp_path: Path) -> None:
+    files = [tmp_path / "test_hangs.py", tmp_path / "test_after.py"]
+    for file in files:
+        file.write_text("import pytest, time\n@pytest.mark.gpu\ndef test_hangs(): time.sleep(1000)\n")
+    rows = list(card_tests.run_tests(files, limit_s=3))
+    assert rows == [{"what": "failed", "of": str(file), "error": "did not end in 1 s"} for file in files]
+
+
+@pytest.mark.parametrize("row", [{"what": "failed"}, {"what": "pytest", "exit_code": 7}, {"what": "test", "outcome": "skipped"}])
+def test_a_file_that_did_not_end_well_and_a_test_that_was_left_out_miss_the_goal(row: dict[str, object]) -> None:
+    passed = {"what": "test", "outcome": "passed"}
+    assert card_tests.summarize([passed])["gpu tests that pass"]["met"]
+    assert not card_tests.summarize([passed, row])["gpu tests that pass"]["met"]
