@@ -9,6 +9,7 @@ from typing import Any
 from optimizer.base.serialize import from_json
 from optimizer.estimate.job.causes import describe_cause
 from optimizer.goal import Goal
+from webapp.jobs.documents import describe_shortages
 from webapp.jobs.models import MEMORY_REASONS, PROBED, Attempt, Job, Kind
 
 MAX_REPLANS = 3
@@ -58,3 +59,9 @@ def describe_shortage(result: dict[str, Any], *, num_before: int) -> str:
     why = describe_cause(str(fields.get("cause", "")), stage=str(fields.get("stage", "")))
     what = str(result.get("message") or "memory ran out")
     return f"{what}{f' ({why})' if why else ''}; another plan is looked for, number {num_before + 1} of at most {MAX_REPLANS}"
+
+
+def describe_last_shortage(attempt: Attempt, message: str) -> str:
+    """The message of a job that ends with this attempt: every attempt that ran out of memory, where there were others before."""
+    before = describe_shortages(attempt.job)
+    return "; ".join([*before, f"attempt {attempt.number}: {message}"]) if before else message

@@ -9,7 +9,7 @@ step are a poisoned job; a drained or paused attempt costs nothing. A lost worke
 
 import json
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from itertools import takewhile
@@ -25,14 +25,14 @@ from django.utils import timezone
 from optimizer.base.errors import HeadroomError
 from optimizer.profile.fingerprints import traced_fingerprint
 from webapp.attempts.losses import Losses, count_losses, is_loss
-from webapp.attempts.memory import count_shortages, describe_shortage, may_replan, was_killed
+from webapp.attempts.memory import count_shortages, describe_last_shortage, describe_shortage, may_replan, was_killed
 from webapp.catalog.actions import keep_profile, keep_profile_error
 from webapp.catalog.models import Profile
 from webapp.clock import from_now
 from webapp.jobs.checkpoints import export_job
 from webapp.jobs.devices.joined import is_joined
 from webapp.jobs.devices.members import describe_loss
-from webapp.jobs.models import PROBED, Artifact, Attempt, Job, Kind, Member, Reason, State
+from webapp.jobs.models import MEMORY_REASONS, PROBED, Artifact, Attempt, Job, Kind, Member, Reason, State
 from webapp.jobs.moves import held_by, move_job
 from webapp.jobs.specs.training import read_adapter
 from webapp.planning.runs.learning import calibrate, price_generation
@@ -107,6 +107,8 @@ def finish_attempt(
             is_shared=attempt.is_shared,
             drained_by=_drained_by(attempt) if is_joined(job) else "",
         )
+        if end.answer == "failed" and end.reason in MEMORY_REASONS:
+            end = replace(end, message=describe_last_shortage(attempt, end.message))
         if not _move(job, end, result=result, condition=condition, actor=actor or f"worker:{attempt.worker}"):
             return "stale"
         _close(attempt, end, result=result, exit_code=exit_code)

@@ -30,6 +30,7 @@ from optimizer.search.problem import PricedPlan
 from optimizer.search.questions.price_cache import name_work
 from optimizer.workload import TrainingWorkload
 from webapp.catalog.models import Machine
+from webapp.jobs.documents import describe_shortages
 from webapp.jobs.models import MEMORY_REASONS, PROBED, Job
 from webapp.jobs.specs.joining import joining_of
 from webapp.planning.runs.learning import learn_shortfalls
@@ -163,13 +164,9 @@ def failures_of(job: Job) -> list[Failure]:
 
 def write_story(job: Job, error: NoFeasiblePlan) -> str:
     """Why a job ends for which no further plan fits: each attempt, then what would have been needed."""
-    attempts = [
-        f"attempt {attempt.number}: {(attempt.error or {}).get('message', 'memory ran out')}"
-        for attempt in job.attempts.filter(outcome__in=MEMORY_REASONS).order_by("number")
-    ]
     smallest, budget = error.fields["smallest_feasible_bytes"], error.fields["budget_bytes"]
     needed = f"no other plan fits {format_bytes(budget)} with what that showed; the smallest needs {format_bytes(smallest)}"
-    return f"{'; '.join(attempts)}; {needed}"
+    return "; ".join([*describe_shortages(job), needed])
 
 
 def _has_checkpoint(job: Job) -> bool:

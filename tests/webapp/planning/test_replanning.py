@@ -108,6 +108,8 @@ def test_never_the_same_plan_twice_and_at_last_the_whole_story(submit: Submit, m
     assert run_out(last) == "failed"
     job.refresh_from_db()
     assert (job.state, job.reason) == (State.FAILED, Reason.OUT_OF_DEVICE_MEMORY)
+    story = [f"attempt {each.number}: {each.error['message']}" for each in job.attempts.order_by("number")]
+    assert job.message == "; ".join(story)
     assert list(job.attempts.values_list("outcome", flat=True)) == [Reason.OUT_OF_DEVICE_MEMORY] * 4
 
 
