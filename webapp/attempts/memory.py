@@ -46,11 +46,17 @@ def may_probe(attempt: Attempt) -> bool:
 
 
 def was_killed(job: Job, result: dict[str, Any] | None) -> bool:
-    """Report whether the host's killer ended an attempt of a job that keeps its plan: others may have filled the host, so the
-    same is tried again later, as after a lost worker.
+    """Report whether the host's killer ended an attempt of a job that keeps its plan, or whose plan keeps nothing on the host:
+    others may have filled it, so the same is tried again later, as after a lost worker.
     """
     fields = ((result or {}).get("error") or {}).get("fields") or {}
-    return fields.get("cause") == "host_killed" and not _can_replan(job)
+    return fields.get("cause") == "host_killed" and not (_can_replan(job) and _is_on_host(job))
+
+
+def _is_on_host(job: Job) -> bool:
+    """Report whether steps or passes have anything in the host's memory, as all have on the CPU device."""
+    on_cpu = job.machine is not None and job.machine.document["device"]["kind"] == "cpu"
+    return on_cpu or bool((job.prediction or {}).get("host_peak_bytes"))
 
 
 def describe_shortage(result: dict[str, Any], *, num_before: int) -> str:

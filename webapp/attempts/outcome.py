@@ -184,10 +184,11 @@ def decide_end(
         return _lost(losses, loss)
     reason = _known_reason(result) if result else Reason.WORKER_LOST.value
     message = _message(result, exit_code)
-    if result is not None and may_replan(job, reason, num_before=num_shortages):
+    is_killed = was_killed(job, result)
+    if result is not None and not is_killed and may_replan(job, reason, num_before=num_shortages):
         message = describe_shortage(result, num_before=num_shortages)
         return End(answer=reason, state=State.QUEUED, kind="requeued", reason=reason, message=message, awaits_plan=True)
-    if reason not in _RETRIED_REASONS and not was_killed(job, result):
+    if reason not in _RETRIED_REASONS and not is_killed:
         return End(answer="failed", state=State.FAILED, kind="failed", reason=reason, message=message, is_failed_attempt=True)
     if reason == Reason.DISK_FULL:
         return _wait_for_room(message, num_full_disks=num_full_disks)

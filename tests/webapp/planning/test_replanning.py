@@ -9,12 +9,14 @@ from django.contrib.auth.models import User
 from django.test import Client
 
 from optimizer.base.errors import OutOfDeviceMemory
-from optimizer.base.units import KIB
+from optimizer.base.units import GIB, KIB
+from optimizer.hardware.devices import table_machine
 from optimizer.plan.plan import Plan
 from tests.webapp.conftest import make_spec
 from tests.webapp.jobs.attempts import DONE, DRAINED, kinds, run
 from webapp.attempts.memory import MAX_REPLANS
 from webapp.attempts.outcome import finish_attempt
+from webapp.catalog.actions import register_machine
 from webapp.catalog.models import Dataset, Machine, Model
 from webapp.jobs.actions import record_checkpoint
 from webapp.jobs.claiming import claim_job
@@ -202,12 +204,30 @@ def kill(attempt: Attempt) -> str:
 def test_after_the_hosts_killer_the_next_plan_takes_less(submit: Submit, machine: Machine) -> None:
     job = submit()
     before = job.prediction
+    tiers = ("device_peak_bytes", "host_peak_bytes")
     assert kill(run(machine)) == Reason.OUT_OF_HOST_MEMORY
     assert plan_waiting_jobs() == [job.pk]
     job.refresh_from_db()
     after = job.prediction
     # the processor is the device here: its memory is the host's
-    assert after["device_peak_bytes"] < 0.98 * before["device_peak_bytes"]
+    assert sum(after[tier] for tier in tiers) < 0.95 * sum(before[tier] for tier in tiers)
+    assert all(after[tier] <= before[tier] for tier in tiers)
+
+
+def test_a_plan_with_nothing_on_the_host_is_tried_again_later_when_the_host_killed_it(
+    ada: User, profiled_llama: Model, dataset: Dataset
+) -> None:
+    card = register_machine(name="bench", document=table_machine("RTX 3060 12GB").to_json())
+    forbid = ["offload", "offload_gradients", "offload_optimizer", "stream_weights"]
+    goal = {"device_budget_bytes": 8 * GIB, "forbid": forbid}
+    job = submit_job(ada, spec=make_spec(profiled_llama, dataset, goal=goal), actor="user:ada")
+    assert job.prediction["host_peak_bytes"] == 0
+    assert kill(run(card)) == Reason.OUT_OF_HOST_MEMORY
+    plan = job.plan
+    job.refresh_from_db()
+    assert (job.state, job.awaits_plan, job.failed_attempts) == (State.QUEUED, False, 1)
+    assert job.plan == plan
+    assert job.not_before is not None
 
 
 def test_a_job_that_keeps_its_plan_is_tried_again_later_when_the_host_killed_it(submit: Submit, machine: Machine) -> None:
