@@ -17,7 +17,7 @@ from tests.webapp.jobs.attempts import DONE, DRAINED, kinds, run
 from webapp.attempts.memory import MAX_REPLANS
 from webapp.attempts.outcome import finish_attempt
 from webapp.catalog.actions import register_machine
-from webapp.catalog.models import Dataset, Machine, Model
+from webapp.catalog.models import Dataset, Machine, Model, Profile
 from webapp.jobs.actions import record_checkpoint
 from webapp.jobs.claiming import claim_job
 from webapp.jobs.models import Attempt, Job, Kind, Reason, State
@@ -299,6 +299,18 @@ def test_where_no_other_plan_has_room_a_probed_job_goes_on_under_its_own(submit:
     job.refresh_from_db()
     assert (job.state, job.plan) == (State.QUEUED, attempt.plan)
     assert job.events.get(kind="replanned").message == "no other plan fits; the job goes on under this one"
+
+
+def test_a_probed_job_goes_on_under_its_plan_where_no_search_is_possible(submit: Submit, machine: Machine) -> None:
+    job = submit()
+    attempt = run(machine)
+    probe(attempt, slower=3.0)
+    refused = {"code": "bad_model", "message": "the model cannot be traced"}
+    Profile.objects.update(document=None, document_sha256="", error=refused)
+    assert plan_waiting_jobs() == [job.pk]
+    job.refresh_from_db()
+    assert (job.state, job.plan) == (State.QUEUED, attempt.plan)
+    assert job.events.get(kind="replanned").message == "no other plan could be looked for; the job goes on under this one"
 
 
 def test_the_next_plan_runs_on_the_devices_of_the_one_before(
