@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, NamedTuple
 
 from optimizer.base.serialize import from_json
+from optimizer.estimate.generation.prediction import GenerationPrediction
 from optimizer.estimate.job.causes import bytes_wanted, missing_bytes
 from optimizer.estimate.prediction import Prediction, StagePeak
 
@@ -93,7 +94,7 @@ def _after_kill(
     Loading, saving and exporting take what they take for a moment under any plan, so they keep room. None where steps had nothing
     there: the host was full of something else.
     """
-    held: dict[ShortTier, int] = {"host": _held_on_host(prediction)}
+    held: dict[ShortTier, int] = {"host": held_on_host(prediction)}
     peaks: dict[ShortTier, int] = {"host": max([held["host"], *(peak.host_peak_bytes for peak in prediction.stages)])}
     if on_host:
         held["device"] = peaks["device"] = prediction.device_peak_high_bytes
@@ -111,8 +112,8 @@ def _after_kill(
     )
 
 
-def _held_on_host(prediction: Prediction) -> int:
-    """The host's bytes of a step, with what pinning rounds up to."""
+def held_on_host(prediction: Prediction | GenerationPrediction) -> int:
+    """The host's bytes of a step or a pass, with what pinning rounds up to."""
     memory, num_bytes = prediction.memory, prediction.host_peak_bytes
     if memory is None or not num_bytes:
         return num_bytes
