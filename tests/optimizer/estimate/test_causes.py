@@ -4,7 +4,7 @@ from typing import Any, get_args
 
 import pytest
 
-from optimizer.estimate.job.causes import CAUSE_WORDS, Cause, describe_cause, name_cause
+from optimizer.estimate.job.causes import CAUSE_WORDS, Cause, describe_cause, name_cause, name_generation_cause
 
 FULL: dict[str, Any] = {
     "tier": "device",
@@ -41,6 +41,21 @@ FULL: dict[str, Any] = {
 )
 def test_the_cause_is_what_the_facts_of_the_moment_say(changes: dict[str, Any], cause: str) -> None:
     assert name_cause({**FULL, **changes}, prediction=None) == cause
+
+
+@pytest.mark.parametrize(
+    ("changes", "cause"),
+    [
+        ({"moment": "in loading"}, "load"),
+        ({"moment": "in prefill of block 1 of 3"}, "prefill"),
+        ({"moment": "in head of decode (token 4)", "tier": "host"}, "decode"),
+        ({"slack_bytes": 100}, "fragmentation"),
+        ({"budget_bytes": 950}, "another_process"),
+    ],
+)
+def test_the_cause_of_a_generation_is_its_moment_or_what_lies_outside(changes: dict[str, Any], cause: str) -> None:
+    assert name_generation_cause({**FULL, **changes}) == cause
+    assert describe_cause(cause, stage="")
 
 
 def test_every_cause_has_words_and_a_step_says_which() -> None:

@@ -57,9 +57,10 @@ def run_out(attempt: Attempt, *, missing_bytes: int = 64 * KIB, **fields: Any) -
 def test_it_goes_on_under_a_plan_with_room_for_what_was_missed(submit: Submit, machine: Machine) -> None:
     job = submit()
     first, before, spec = job.plan, job.prediction, job.spec
-    assert run_out(run(machine)) == Reason.OUT_OF_DEVICE_MEMORY
+    assert run_out(run(machine), cause="prefill") == Reason.OUT_OF_DEVICE_MEMORY
     job.refresh_from_db()
     assert (job.state, job.awaits_plan, job.failed_attempts) == (State.QUEUED, True, 0)
+    assert "(reading the prompts took more than predicted); another plan is looked for" in job.message
     assert plan_waiting_jobs() == [job.pk]
     job.refresh_from_db()
     assert not job.awaits_plan
