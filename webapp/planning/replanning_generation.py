@@ -109,7 +109,7 @@ def _with_room(
 
 def _left_after_kill(prediction: GenerationPrediction, *, share: float, on_cpu: bool, smaller: bool) -> dict[str, int]:
     """Bytes of a copy by tier, of which the larger in the host's memory shrinks, or the smaller, and the other does not grow."""
-    held = {"host": held_on_host(prediction)}
+    held = {"host": held_on_host(prediction.host_peak_bytes, prediction.memory)}
     if on_cpu:
         held["device"] = prediction.device_peak_high_bytes
     less = (min if smaller else max)(held, key=lambda tier: held[tier])

@@ -1,7 +1,7 @@
 """Names why memory ran out, from what a run noted at that moment and what was predicted of it. Pure and torch-free.
 
-The list is closed, and a generation has a shorter one. Two causes that others report cannot happen with one device and are not in it: one card that is fuller than
-the rest, and buffers of collectives.
+The list is closed, and a generation has a shorter one. Two causes that others report cannot happen with one device and are not
+in it: one card that is fuller than the rest, and buffers of collectives.
 """
 
 from collections.abc import Mapping

@@ -10,9 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, NamedTuple
 
 from optimizer.base.serialize import from_json
-from optimizer.estimate.generation.prediction import GenerationPrediction
 from optimizer.estimate.job.causes import bytes_wanted, missing_bytes
-from optimizer.estimate.prediction import Prediction, StagePeak
+from optimizer.estimate.prediction import CardMemory, Prediction, StagePeak
 
 Moments = dict[str, dict[str, int]]
 """Device bytes by category, by the name that the meter gives the moment (``Meter.moment``)."""
@@ -94,7 +93,7 @@ def _after_kill(
     Loading, saving and exporting take what they take for a moment under any plan, so they keep room. None where steps had nothing
     there: the host was full of something else.
     """
-    held: dict[ShortTier, int] = {"host": held_on_host(prediction)}
+    held: dict[ShortTier, int] = {"host": held_on_host(prediction.host_peak_bytes, prediction.memory)}
     peaks: dict[ShortTier, int] = {"host": max([held["host"], *(peak.host_peak_bytes for peak in prediction.stages)])}
     if on_host:
         held["device"] = peaks["device"] = prediction.device_peak_high_bytes
@@ -112,12 +111,11 @@ def _after_kill(
     )
 
 
-def held_on_host(prediction: Prediction | GenerationPrediction) -> int:
-    """The host's bytes of a step or a pass, with what pinning rounds up to."""
-    memory, num_bytes = prediction.memory, prediction.host_peak_bytes
-    if memory is None or not num_bytes:
-        return num_bytes
-    return max(num_bytes, memory.host_pinned.value + memory.host_pageable.value)
+def held_on_host(host_peak_bytes: int, memory: CardMemory | None) -> int:
+    """The host's bytes of a step or a pass, with what pinning rounds up to. memory: as the prediction has it."""
+    if memory is None or not host_peak_bytes:
+        return host_peak_bytes
+    return max(host_peak_bytes, memory.host_pinned.value + memory.host_pageable.value)
 
 
 def merge_shortfalls(found: Iterable[Shortfall]) -> tuple[Shortfall, ...]:
