@@ -10,6 +10,7 @@ from typing import Any
 
 from optimizer.api.keep_form import keep_form
 from optimizer.base.errors import NoFeasiblePlan
+from optimizer.estimate.card.training_memory import add_memory
 from optimizer.estimate.job.moments import predict_moments
 from optimizer.estimate.job.shortfalls import (
     EVERY_STAGE,
@@ -19,21 +20,19 @@ from optimizer.estimate.job.shortfalls import (
     merge_shortfalls,
     toward_likely,
 )
-from optimizer.estimate.job.stages import list_stages
 from optimizer.estimate.prediction import Prediction
-from optimizer.estimate.step.setting import lay_out
 from optimizer.estimate.training import estimate_training
 from optimizer.estimate.uneven import list_cases
 from optimizer.goal import Goal
 from optimizer.hardware.machine import Machine
+from optimizer.hardware.share import share_of
 from optimizer.plan.devices.layout import ONE_DEVICE, DeviceLayout
 from optimizer.plan.plan import Plan
 from optimizer.profile.profile import Profile
-from optimizer.search.budgeted import budgets_elsewhere
 from optimizer.search.core import search
 from optimizer.search.problem import PricedPlan, SearchProblem
 from optimizer.search.questions.price_cache import PriceMemory
-from optimizer.search.training import training_problem, with_shortfalls
+from optimizer.search.training import budgets_of_rank, training_problem, with_shortfalls
 from optimizer.workload import TrainingWorkload
 
 LIKELY_SHARES = (1.0, 0.3, 0.0)
@@ -55,12 +54,6 @@ def list_shortfalls(
     failures: Sequence[Failure], profile: Profile, *, machine: Machine, workload: TrainingWorkload, goal: Goal
 ) -> list[tuple[Shortfall, ...]]:
     """The shortfalls that each of these attempts, in order, has shown, against what is predicted of its plan now."""
-    elsewhere = budgets_elsewhere(machine, host_bytes=goal.host_budget_bytes, disk_bytes=goal.disk_budget_bytes)
-    budgets: dict[ShortTier, int] = {
-        "device": goal.device_budget_bytes,
-        "host": elsewhere["host_budget_bytes"],
-        "disk": elsewhere["disk_budget_bytes"],
-    }
     found: list[tuple[Shortfall, ...]] = []
     for failure in failures:
         here = _find_case(profile, failure, workload=workload, machine=machine)
@@ -70,7 +63,7 @@ def list_shortfalls(
                 prediction=_predict_stages(profile, **here),
                 moments=predict_moments(profile, **here),
                 cause=failure.cause,
-                budgets={**budgets, "device": _device_bytes(here["machine"], failure.plan, budgets["device"])},
+                budgets=_find_budgets(goal, here["machine"], failure.plan),
                 on_host=machine.device.kind == "cpu",
                 earlier=[each for shown in found for each in shown],
             )
@@ -80,15 +73,19 @@ def list_shortfalls(
 
 def _find_case(profile: Profile, failure: Failure, *, workload: TrainingWorkload, machine: Machine) -> dict[str, Any]:
     """Find the case to price of a plan: of ranks that differ the one that ran out, as if all were like it; where that is not
-    known the one whose device has the least room.
+    known the one whose device has the least room, or after the host's killer the one that has the most on the host.
     """
     plan, rank = failure.plan, failed_rank(failure)
     if not plan.layout.ranks:
         return {"plan": plan, "workload": workload, "machine": machine}
+    cases: list[dict[str, Any]] = [
+        {"plan": case.plan, "workload": case.workload, "machine": case.machine} for case in list_cases(plan, workload, machine)
+    ]
+    if rank is None and failure.cause == "host_killed":
+        return max(cases, key=lambda case: estimate_training(profile, **case).host_peak_bytes)
     if rank is None:
         rank = estimate_training(profile, plan=plan, workload=workload, machine=machine).fullest_rank or 0
-    case = list_cases(plan, workload, machine)[rank]
-    return {"plan": case.plan, "workload": case.workload, "machine": case.machine}
+    return cases[rank]
 
 
 def failed_rank(failure: Failure) -> int | None:
@@ -97,16 +94,21 @@ def failed_rank(failure: Failure) -> int | None:
     return rank if isinstance(rank, int) and 0 <= rank < failure.plan.layout.num_devices else None
 
 
-def _device_bytes(machine: Machine, plan: Plan, budget_bytes: int) -> int:
-    """Bytes that a rank may take: of a device that differs from others no more than there is."""
-    return min(budget_bytes, machine.device.memory_bytes) if plan.layout.ranks else budget_bytes
+def _find_budgets(goal: Goal, machine: Machine, plan: Plan) -> dict[ShortTier, int]:
+    """Bytes that a rank may take by tier: of a device that differs from others no more than there is."""
+    num_ranks, device_bytes = plan.layout.num_devices, goal.device_budget_bytes
+    elsewhere = budgets_of_rank(goal, share_of(machine, num_ranks=num_ranks), num_ranks=num_ranks)
+    return {
+        "device": min(device_bytes, machine.device.memory_bytes) if plan.layout.ranks else device_bytes,
+        "host": elsewhere["host_budget_bytes"],
+        "disk": elsewhere["disk_budget_bytes"],
+    }
 
 
 def _predict_stages(profile: Profile, *, plan: Plan, workload: TrainingWorkload, machine: Machine) -> Prediction:
-    """The plan's prediction with all stages."""
+    """The plan's prediction with its memory and all stages."""
     here: dict[str, Any] = {"plan": plan, "workload": workload, "machine": machine}
-    found = estimate_training(profile, **here)
-    return replace(found, stages=list_stages(found, profile, lay_out(profile, **here), **here))
+    return add_memory(estimate_training(profile, **here), profile, **here)
 
 
 def replan_profiled(

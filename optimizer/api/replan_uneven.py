@@ -15,6 +15,7 @@ from optimizer.estimate.job.shortfalls import Shortfall, shortfall_on, toward_li
 from optimizer.estimate.training import estimate_training
 from optimizer.goal import Goal
 from optimizer.hardware.machine import Machine
+from optimizer.hardware.share import count_sharing
 from optimizer.plan.plan import Plan
 from optimizer.profile.profile import Profile
 from optimizer.search.budgeted import budgets_elsewhere
@@ -43,15 +44,17 @@ def replan_uneven(
     tried = [failure.plan for failure in failures]
     here: dict[str, Any] = {"machine": machine, "workload": workload, "goal": goal}
     listed = list_shortfalls(failures, profile, **here)
-    least = [_ranks_that_ran_out(failure, profile, **here) for failure in failures]
+    least = [
+        _ranks_that_ran_out(failure, profile, **here) if any(each.tier == "device" for each in shown) else {}
+        for failure, shown in zip(failures, listed, strict=True)
+    ]
     for share in LIKELY_SHARES:
         shown = [toward_likely(each, share) for each in listed]
-        host_bytes = shortfall_on("host", [each for found in shown for each in found])
         try:
             chosen = answer_uneven(
                 profile,
                 workload,
-                _with_less_of_the_host(goal, machine, host_bytes),
+                _with_less_of_the_host(goal, machine, _spared_of_the_host(failures, shown, machine)),
                 machine=machine,
                 make_problem=training_problem,
                 calibration=calibration,
@@ -86,6 +89,19 @@ def _spared(least: Sequence[Mapping[str, int]], shown: Sequence[Sequence[Shortfa
         for name, num_bytes in by_kind.items():
             spared[name] = max(spared.get(name, 0), num_bytes, shortfall_on("device", found))
     return spared
+
+
+def _spared_of_the_host(
+    failures: Sequence[Failure], shown: Sequence[Sequence[Shortfall]], machine: Machine
+) -> int:
+    """Bytes that all ranks of a host leave free together: each as many as one has shown."""
+    return max(
+        (
+            count_sharing(machine, num_ranks=failure.plan.layout.num_devices) * shortfall_on("host", found)
+            for failure, found in zip(failures, shown, strict=True)
+        ),
+        default=0,
+    )
 
 
 def _with_less_of_the_host(goal: Goal, machine: Machine, num_bytes: int) -> Goal:

@@ -23,7 +23,7 @@ from optimizer.plan.devices.layout import ONE_DEVICE, DeviceLayout
 from optimizer.plan.plan import Plan
 from optimizer.profile.profile import Profile
 from optimizer.search.arrangements import keep_everything
-from optimizer.search.budgeted import budgets_elsewhere, list_representations, list_unavailable
+from optimizer.search.budgeted import Elsewhere, budgets_elsewhere, list_representations, list_unavailable
 from optimizer.search.check.ledger import audit_plan
 from optimizer.search.problem import OuterPlan, SearchProblem
 from optimizer.search.rank_pricer import RankPricer
@@ -58,8 +58,6 @@ def training_problem(
     # The one whose host has the least room.
     part = min(parts, key=lambda each: each.machine.host_memory_bytes)
     machines = list_machines(machine, layout) if layout.ranks else (machine,)
-    budgets = [goal.host_budget_bytes, goal.disk_budget_bytes]
-    host_bytes, disk_bytes = (None if size is None else size // layout.num_devices for size in budgets)
 
     def audit(plan: Plan, prediction: Prediction) -> tuple[str, ...]:
         return audit_plan(profile, plan=plan, prediction=prediction, workload=workload, machine=calibrated)
@@ -69,7 +67,7 @@ def training_problem(
         workload=part.workload,
         layout=layout,
         goal=goal,
-        **budgets_elsewhere(part.machine, host_bytes=host_bytes, disk_bytes=disk_bytes),
+        **budgets_of_rank(goal, part.machine, num_ranks=layout.num_devices),
         price=price,
         detail=detail,
         num_sharing=count_sharing(machine, num_ranks=layout.num_devices),
@@ -83,6 +81,13 @@ def training_problem(
         has_plain_head=profile.has_plain_head,
         clamps_fp16=profile.clamps_fp16,
     )
+
+
+def budgets_of_rank(goal: Goal, machine: Machine, *, num_ranks: int) -> Elsewhere:
+    """A rank's budgets of host, disk and remote store; a goal's are of all ranks together. machine: the rank's part."""
+    budgets = (goal.host_budget_bytes, goal.disk_budget_bytes)
+    host_bytes, disk_bytes = (None if size is None else size // num_ranks for size in budgets)
+    return budgets_elsewhere(machine, host_bytes=host_bytes, disk_bytes=disk_bytes)
 
 
 def _make_rank_pricer(profile: Profile, parts: tuple[RankPart, ...], machines: Sequence[Machine]) -> RankPricer:

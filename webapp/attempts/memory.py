@@ -9,6 +9,7 @@ from typing import Any
 from optimizer.base.serialize import from_json
 from optimizer.estimate.job.causes import describe_cause
 from optimizer.goal import Goal
+from webapp.jobs.documents import describe_shortages
 from webapp.jobs.models import MEMORY_REASONS, PROBED, Attempt, Job, Kind
 
 MAX_REPLANS = 3
@@ -45,11 +46,17 @@ def may_probe(attempt: Attempt) -> bool:
 
 
 def was_killed(job: Job, result: dict[str, Any] | None) -> bool:
-    """Report whether the host's killer ended an attempt of a job that keeps its plan: others may have filled the host, so the
-    same is tried again later, as after a lost worker.
+    """Report whether the host's killer ended an attempt of a job that keeps its plan, or whose plan keeps nothing on the host:
+    others may have filled it, so the same is tried again later, as after a lost worker.
     """
     fields = ((result or {}).get("error") or {}).get("fields") or {}
-    return fields.get("cause") == "host_killed" and not _can_replan(job)
+    return fields.get("cause") == "host_killed" and not (_can_replan(job) and _is_on_host(job))
+
+
+def _is_on_host(job: Job) -> bool:
+    """Report whether steps or passes have anything in the host's memory, as all have on the CPU device."""
+    on_cpu = job.machine is not None and job.machine.document["device"]["kind"] == "cpu"
+    return on_cpu or bool((job.prediction or {}).get("host_peak_bytes"))
 
 
 def describe_shortage(result: dict[str, Any], *, num_before: int) -> str:
@@ -58,3 +65,9 @@ def describe_shortage(result: dict[str, Any], *, num_before: int) -> str:
     why = describe_cause(str(fields.get("cause", "")), stage=str(fields.get("stage", "")))
     what = str(result.get("message") or "memory ran out")
     return f"{what}{f' ({why})' if why else ''}; another plan is looked for, number {num_before + 1} of at most {MAX_REPLANS}"
+
+
+def describe_last_shortage(attempt: Attempt, message: str) -> str:
+    """The message of a job that ends with this attempt: every attempt that ran out of memory, where there were others before."""
+    before = describe_shortages(attempt.job)
+    return "; ".join([*before, f"attempt {attempt.number}: {message}"]) if before else message

@@ -12,7 +12,7 @@ import json
 import logging
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from itertools import takewhile
@@ -28,7 +28,7 @@ from django.utils import timezone
 from optimizer.base.errors import HeadroomError
 from optimizer.profile.fingerprints import traced_fingerprint
 from webapp.attempts.losses import Losses, count_losses, is_loss
-from webapp.attempts.memory import count_shortages, describe_shortage, may_replan, was_killed
+from webapp.attempts.memory import count_shortages, describe_last_shortage, describe_shortage, may_replan, was_killed
 from webapp.catalog.actions import keep_profile, keep_profile_error
 from webapp.catalog.models import Profile
 from webapp.clock import from_now
@@ -36,7 +36,7 @@ from webapp.jobs.actions import create_job
 from webapp.jobs.checkpoints import export_job, ready_export
 from webapp.jobs.devices.joined import is_joined
 from webapp.jobs.devices.members import describe_loss
-from webapp.jobs.models import PROBED, Artifact, Attempt, Job, Kind, Member, Reason, State
+from webapp.jobs.models import MEMORY_REASONS, PROBED, Artifact, Attempt, Job, Kind, Member, Reason, State
 from webapp.jobs.moves import held_by, move_job
 from webapp.jobs.specs.training import read_adapter
 from webapp.planning.runs.learning import calibrate, price_generation
@@ -115,6 +115,8 @@ def finish_attempt(
             is_shared=attempt.is_shared,
             drained_by=_drained_by(attempt) if is_joined(job) else "",
         )
+        if end.answer == "failed" and end.reason in MEMORY_REASONS:
+            end = replace(end, message=describe_last_shortage(attempt, end.message))
         if not _move(job, end, result=result, condition=condition, actor=actor or f"worker:{attempt.worker}"):
             return "stale"
         _close(attempt, end, result=result, exit_code=exit_code)
@@ -209,7 +211,8 @@ def decide_end(
         return _lost(job, losses, loss)
     reason = _known_reason(result) if result else Reason.WORKER_LOST.value
     message = _message(result, exit_code)
-    if result is not None and may_replan(job, reason, num_before=num_shortages):
+    is_killed = was_killed(job, result)
+    if result is not None and not is_killed and may_replan(job, reason, num_before=num_shortages):
         message = describe_shortage(result, num_before=num_shortages)
         return End(answer=reason, state=State.QUEUED, kind="requeued", reason=reason, message=message, awaits_plan=True)
     is_given_up = reason == Reason.REMOTE_STORE_LOST and num_alike + 1 >= MAX_STORE_LOSSES
@@ -217,7 +220,7 @@ def decide_end(
         return _await(reason, message, num_alike=num_alike)
     if is_given_up:
         message = f"{message}; {num_alike + 1} attempts in a row met this without a new checkpoint"
-    if reason != Reason.WORKER_LOST and not was_killed(job, result):
+    if reason != Reason.WORKER_LOST and not is_killed:
         return End(answer="failed", state=State.FAILED, kind="failed", reason=reason, message=message, is_failed_attempt=True)
     return _retry(job, reason=reason, message=message, num_quick_deaths=num_quick_deaths)
 

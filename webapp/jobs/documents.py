@@ -9,7 +9,7 @@ from optimizer.estimate.job.causes import describe_cause
 from optimizer.plan.explain.diff import describe_change
 from optimizer.plan.plan import Plan
 from webapp.clock import iso
-from webapp.jobs.models import Artifact, Attempt, Checkpoint, Event, Job, Kind, Member
+from webapp.jobs.models import MEMORY_REASONS, Artifact, Attempt, Checkpoint, Event, Job, Kind, Member
 
 FOLDER_KINDS = ("model", "adapter", "gguf")
 """Kinds of artifacts that are a folder's files."""
@@ -120,6 +120,12 @@ def attempt_documents(attempts: Iterable[Attempt]) -> list[dict[str, Any]]:
         documents.append({**_attempt_document(attempt), "change": change})
         before = plan
     return documents
+
+
+def describe_shortages(job: Job) -> list[str]:
+    """A clause for each of the job's attempts that ran out of memory, in order."""
+    ran_out = job.attempts.filter(outcome__in=MEMORY_REASONS).order_by("number")
+    return [f"attempt {each.number}: {(each.error or {}).get('message', 'memory ran out')}" for each in ran_out]
 
 
 def _attempt_document(attempt: Attempt) -> dict[str, Any]:

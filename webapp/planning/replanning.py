@@ -4,6 +4,7 @@ The spec is frozen: the same work, data and seeds, the same budgets, no more los
 never to one that ran out.
 """
 
+import logging
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -14,7 +15,7 @@ from optimizer.api.compiled_needs import compiled_representations
 from optimizer.api.replan import Failure, list_shortfalls, replan_profiled
 from optimizer.api.replan_uneven import replan_uneven
 from optimizer.api.shared_needs import shared_number
-from optimizer.base.errors import InvalidPlan, NoFeasiblePlan
+from optimizer.base.errors import HeadroomError, InvalidPlan, NoFeasiblePlan
 from optimizer.base.serialize import from_json
 from optimizer.base.units import format_bytes
 from optimizer.estimate.job.causes import CAUSES, PASSING_CAUSES
@@ -30,6 +31,7 @@ from optimizer.search.problem import PricedPlan
 from optimizer.search.questions.price_cache import name_work
 from optimizer.workload import TrainingWorkload
 from webapp.catalog.models import Machine
+from webapp.jobs.documents import describe_shortages
 from webapp.jobs.models import MEMORY_REASONS, PROBED, Job
 from webapp.jobs.specs.joining import joining_of
 from webapp.planning.runs.learning import learn_shortfalls
@@ -37,8 +39,11 @@ from webapp.planning.search.profile_requests import ready_profile
 from webapp.planning.search.profiles import ProfileNeed, read_profile
 from webapp.planning.search.resolve import joined_place, place_of
 
+logger = logging.getLogger(__name__)
+
 _STAYS = "the plan stays the fastest that fits; its prediction was corrected"
 _NOTHING_ELSE = "no other plan fits; the job goes on under this one"
+_NOT_SEARCHED = "no other plan could be looked for; the job goes on under this one"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,17 +60,29 @@ class NextPlan:
 def find_next_plan(job: Job) -> NextPlan | None:
     """None while the model's profile is being made. Raises NoFeasiblePlan, ProfileFailed.
 
-    After a probe the plan may be the one that ran, with another prediction.
+    After a probe the plan may be the one that ran, with another prediction, or with the same where the search failed.
     """
+    last = job.attempts.select_related("machine").order_by("-number").first()
+    machine = (last.machine if last is not None else None) or job.machine
+    if machine is None or job.plan is None:
+        return None
+    try:
+        return _search_next(job, ran=Plan.from_json(job.plan), machine=machine)
+    except HeadroomError as error:
+        if last is None or last.outcome != PROBED:
+            raise
+        logger.warning("%s was probed and keeps its plan: %s", job.pk, error)
+        why = _NOTHING_ELSE if isinstance(error, NoFeasiblePlan) else _NOT_SEARCHED
+        return NextPlan(plan=job.plan, prediction=job.prediction or {}, machine=machine, change=why)
+
+
+def _search_next(job: Job, *, ran: Plan, machine: Machine) -> NextPlan | None:
     workload = from_json(TrainingWorkload, job.spec["workload"], path="workload")
     goal = from_json(Goal, job.spec["goal"], path="goal")
-    ran = None if job.plan is None else Plan.from_json(job.plan)
     compiled = compiled_representations(workload, goal.pins, goal.may_use, ran=ran)
     sharing = shared_number(goal.pins, ran=ran)
     profile = ready_profile(ProfileNeed.of_training(job.model, workload, compiled=compiled, sharing=sharing))
-    last = job.attempts.select_related("machine").order_by("-number").first()
-    machine = (last.machine if last is not None else None) or job.machine
-    if profile is None or machine is None or job.plan is None or ran is None:
+    if profile is None:
         return None
     traced = read_profile(profile.pk, profile.document_sha256)
     joining = joining_of(job.spec)
@@ -77,10 +94,10 @@ def find_next_plan(job: Job) -> NextPlan | None:
     }
     failures = failures_of(job)
     checkpoint_of = ran if has_checkpoint(job) else None
+    known = _learn(job, traced, failures, machine=machine, work=name_work(profile.pk, workload), here=here)
     if ran.layout.ranks:
         uneven = replan_uneven(failures, traced, **here, checkpoint_of=checkpoint_of, calibration=place.calibration)
         return _next_plan(ran, uneven, machine)
-    known = _learn(job, traced, failures, machine=machine, work=name_work(profile.pk, workload), here=here)
     again = partial(
         replan_profiled,
         traced,
@@ -92,13 +109,7 @@ def find_next_plan(job: Job) -> NextPlan | None:
         known=known,
         layout=ran.layout,
     )
-    try:
-        found = _fastest(again, goal, ran)
-    except NoFeasiblePlan:
-        if last is None or last.outcome != PROBED:
-            raise
-        return NextPlan(plan=job.plan, prediction=job.prediction or {}, machine=machine, change=_NOTHING_ELSE)
-    return _next_plan(ran, found, machine)
+    return _next_plan(ran, _fastest(again, goal, ran), machine)
 
 
 def _fastest(again: Callable[..., PricedPlan], goal: Goal, ran: Plan) -> PricedPlan:
@@ -163,13 +174,9 @@ def failures_of(job: Job) -> list[Failure]:
 
 def write_story(job: Job, error: NoFeasiblePlan) -> str:
     """Why a job ends for which no further plan fits: each attempt, then what would have been needed."""
-    attempts = [
-        f"attempt {attempt.number}: {(attempt.error or {}).get('message', 'memory ran out')}"
-        for attempt in job.attempts.filter(outcome__in=MEMORY_REASONS).order_by("number")
-    ]
     smallest, budget = error.fields["smallest_feasible_bytes"], error.fields["budget_bytes"]
     needed = f"no other plan fits {format_bytes(budget)} with what that showed; the smallest needs {format_bytes(smallest)}"
-    return f"{'; '.join(attempts)}; {needed}"
+    return "; ".join([*describe_shortages(job), needed])
 
 
 def has_checkpoint(job: Job) -> bool:

@@ -5,11 +5,14 @@ attempt was predicted too low stay free; never for a plan that ran out.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
 from optimizer.base.errors import NoFeasiblePlan
+from optimizer.estimate.generation.prediction import GenerationPrediction
 from optimizer.estimate.job.causes import missing_bytes
+from optimizer.estimate.job.shortfalls import held_on_host
 from optimizer.goal import GenerationGoal
 from optimizer.plan.explain.diff import describe_generation_change
 from optimizer.plan.generation import GenerationPlan
@@ -20,10 +23,13 @@ from webapp.planning.search.generation import asked_by_generation, find_generati
 from webapp.planning.search.profile_requests import ready_profile
 from webapp.planning.search.resolve import place_of
 
-_MARGINS: Final = (1.25, 2.5, 5.0)
-"""Missing is likely so many times what was seen of it; the larger ones where the search finds a plan that ran out."""
+_LADDER: Final = ((1.25, False), (2.5, False), (5.0, False), (None, False), (None, True))
+"""Missing is likely so many times what was seen of it; the larger ones where the search finds a plan that ran out. None: as much
+as was seen, where no plan leaves more. True: after the host's killer the smaller part of what was in its memory shrinks."""
 _AFTER_KILL: Final = 0.85
-"""Share of the host memory that was predicted, after the host ended the process without a word of how much was missing."""
+"""Share of the memory that was predicted, after the host ended the process without a word of how much was missing."""
+_MOST_AFTER_KILL: Final = 0.97
+"""The same where no plan takes so little."""
 
 
 def find_next_generation_plan(job: Job) -> NextPlan | None:
@@ -38,14 +44,19 @@ def find_next_generation_plan(job: Job) -> NextPlan | None:
     [question] = asked.complete(profile, [place_of(machine)])
     tried = [GenerationPlan.from_json(attempt.plan) for attempt in attempts if attempt.plan]
     ran = GenerationPlan.from_json(job.plan)
+    on_cpu = question.place.machine.device.kind == "cpu"
+
     smallest: dict[str, Any] = {}
-    for margin in _MARGINS:
-        goal = _with_room(spec.goal, attempts, margin=margin)
+    fits_more = True
+    for margin, smaller in _LADDER:
+        if margin is not None and not fits_more:
+            continue
+        goal = _with_room(spec.goal, attempts, margin=margin, on_cpu=on_cpu, smaller=smaller)
         answer = find_generation(replace(question, goal=goal))
         if answer.chosen is None:
+            fits_more = False
             smallest = answer.nothing_fits.error().fields if answer.nothing_fits else {}
-            break
-        if answer.chosen.plan not in tried:
+        elif answer.chosen.plan not in tried:
             return NextPlan(
                 plan=answer.chosen.plan.to_json(),
                 prediction=answer.chosen.prediction.to_json(),
@@ -59,10 +70,13 @@ def find_next_generation_plan(job: Job) -> NextPlan | None:
     )
 
 
-def _with_room(goal: GenerationGoal, attempts: list[Attempt], *, margin: float) -> GenerationGoal:
+def _with_room(
+    goal: GenerationGoal, attempts: Sequence[Attempt], *, margin: float | None, on_cpu: bool, smaller: bool
+) -> GenerationGoal:
     """The same goal with budgets such that a plan may be predicted too low by as much as those that ran out, and more.
 
-    Each further attempt on a tier is taken to have shown twice as much.
+    Each further attempt on a tier is taken to have shown twice as much. margin: None leaves no more than what was seen to be
+    missing. on_cpu: the device is the processor, whose memory is the host's. smaller: as ``_LADDER`` has it.
     """
     limits: dict[str, list[int]] = {"device": [goal.device_budget_bytes], "host": []}
     num_before = {"device": 0, "host": 0}
@@ -70,16 +84,35 @@ def _with_room(goal: GenerationGoal, attempts: list[Attempt], *, margin: float) 
         limits["host"].append(goal.host_budget_bytes)
     for attempt in attempts:
         fields: dict[str, Any] = (attempt.error or {}).get("fields") or {}
-        tier = "host" if fields.get("tier") == "host" or fields.get("cause") == "host_killed" else "device"
-        predicted_bytes = int((attempt.prediction or {}).get(f"{tier}_peak_bytes", 0))
+        if attempt.prediction is None:
+            continue
+        prediction = GenerationPrediction.from_json(attempt.prediction)
+        # A device's budget is of each copy of the model, the host's of all of them.
+        copies = {"device": 1, "host": prediction.num_replicas}
         if fields.get("cause") == "host_killed":
-            limits[tier].append(int(_AFTER_KILL * predicted_bytes))
+            share = _MOST_AFTER_KILL if margin is None else _AFTER_KILL
+            left = _left_after_kill(prediction, share=share, on_cpu=on_cpu, smaller=smaller)
         else:
-            likely_bytes = math.ceil(margin * max(1, missing_bytes(fields)) * 2 ** num_before[tier])
+            tier = "host" if fields.get("tier") == "host" else "device"
+            seen_bytes = max(1, missing_bytes(fields))
+            likely_bytes = seen_bytes if margin is None else math.ceil(margin * seen_bytes * 2 ** num_before[tier])
             num_before[tier] += 1
-            limits[tier].append(predicted_bytes - likely_bytes)
+            left = {tier: getattr(prediction, f"{tier}_peak_bytes") - likely_bytes}
+        for tier, num_bytes in left.items():
+            limits[tier].append(copies[tier] * num_bytes)
     return replace(
         goal,
         device_budget_bytes=max(1, min(limits["device"])),
         host_budget_bytes=max(0, min(limits["host"])) if limits["host"] else None,
     )
+
+
+def _left_after_kill(prediction: GenerationPrediction, *, share: float, on_cpu: bool, smaller: bool) -> dict[str, int]:
+    """Bytes of a copy by tier, of which the larger in the host's memory shrinks, or the smaller, and the other does not grow."""
+    held = {"host": held_on_host(prediction.host_peak_bytes, prediction.memory)}
+    if on_cpu:
+        held["device"] = prediction.device_peak_high_bytes
+    less = (min if smaller else max)(held, key=lambda tier: held[tier])
+    if not any(held.values()):
+        return {}
+    return {tier: int(share * num_bytes) if tier == less else num_bytes for tier, num_bytes in held.items()}

@@ -13,11 +13,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
+from optimizer.base.errors import OutOfMemory
 from optimizer.base.heap import without_collections
 from optimizer.base.serialize import from_json, to_json
 from optimizer.data.prompt_tokens import LineTokens, PromptTokenizer, length_problem
 from optimizer.data.prompts import read_prompts
 from optimizer.data.stop_texts import StopWatch, cut_at_stop
+from optimizer.estimate.job.causes import name_generation_cause
 from optimizer.formats.sampling import Sampling
 from optimizer.goal import GenerationGoal
 from optimizer.models.files.linked_files import checked_folder
@@ -82,7 +84,11 @@ def generate_attempt(
     rank = work.rank
     with ResultWriter(work.job_folder, attempt=attempt["attempt"], fence=attempt["fence"], rank=rank.rank) as writer:
         _read_lines(work, progress, writer)
-        measured = _generate(work, progress, writer, reporter=reporter, should_stop=should_stop)
+        try:
+            measured = _generate(work, progress, writer, reporter=reporter, should_stop=should_stop)
+        except OutOfMemory as error:
+            _add_cause(error, work)
+            raise
     if not rank.is_first:
         return _result(progress, measured, files=[])
     if rank.shares_lines:
@@ -90,6 +96,15 @@ def generate_attempt(
     reporter.phase("saving", "writing the results in the order of the prompts")
     files = write_finished(progress.finished, job_folder=work.job_folder)
     return _result(progress, measured, files=[asdict(file) for file in files])
+
+
+def _add_cause(error: OutOfMemory, work: _Work) -> None:
+    """Name why memory ran out, against what this rank may take."""
+    goal = work.goal
+    allowed = goal.device_budget_bytes if error.tier == "device" else work.rank.own_part(goal.host_budget_bytes)
+    if allowed is not None:
+        error.fields["allowed_bytes"] = allowed
+    error.fields["cause"] = name_generation_cause(error.fields)
 
 
 def _take_others(progress: _Progress, finished: Mapping[int, Result]) -> None:

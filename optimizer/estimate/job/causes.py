@@ -1,7 +1,8 @@
 """Names why memory ran out, from what a run noted at that moment and what was predicted of it. Pure and torch-free.
 
-The list is closed. Buffers of collectives are a cause where ranks that took steps alone are brought together: a moment by itself.
-*Not seen*: those inside a step, which the meter counts as what is made around them; their cause is the step's.
+The list is closed, and a generation has a shorter one. Buffers of collectives are a cause where ranks that took steps alone are
+brought together: a moment by itself. *Not seen*: those inside a step, which the meter counts as what is made around them; their
+cause is the step's.
 """
 
 from collections.abc import Mapping
@@ -50,6 +51,11 @@ CAUSE_WORDS: Final[Mapping[Cause, str]] = {
     "disk": "the disk had no room left",
     "step": "the blocks of a step took more than predicted",
 }
+GenerationCause = Literal["load", "prefill", "decode", "fragmentation", "another_process"]
+_GENERATION_WORDS: Final[Mapping[str, str]] = {
+    "prefill": "reading the prompts took more than predicted",
+    "decode": "making new tokens took more than predicted",
+}
 PASSING_CAUSES: Final = frozenset({"another_process", "fragmentation", "host_killed", "longest_batch", "disk"})
 """Causes that say nothing of the next run of the same work: they lie in the machine at that time, or in the data."""
 _BY_STAGE: Final[Mapping[str, Cause]] = {
@@ -80,11 +86,8 @@ def name_cause(fields: Mapping[str, Any], *, prediction: Prediction | None) -> C
     fields: those of OutOfMemory with what the run adds: ``stage``, ``allowed_bytes`` (the goal's budget), ``batch_tokens`` beside
     ``planned_tokens``, ``rank`` of one of several. prediction: of the plan that ran; without one the moment alone decides.
     """
-    over_bytes = max(1, missing_bytes(fields))
-    if fields.get("slack_bytes", 0) >= over_bytes:
-        return "fragmentation"
-    if fields.get("budget_bytes", 0) < fields.get("allowed_bytes", 0):
-        return "another_process"
+    if around := _cause_around(fields):
+        return around
     if by_stage := _BY_STAGE.get(fields.get("stage", "")):
         return by_stage
     if fields.get("tier") == "host":
@@ -101,11 +104,28 @@ def name_cause(fields: Mapping[str, Any], *, prediction: Prediction | None) -> C
     return "uneven_placement" if is_uneven else cause
 
 
+def name_generation_cause(fields: Mapping[str, Any]) -> GenerationCause:
+    """The cause of an out-of-memory of a generation, on device or host. fields: as ``name_cause``'s."""
+    if around := _cause_around(fields):
+        return around
+    moment = str(fields.get("moment", ""))
+    if "decode" in moment:
+        return "decode"
+    return "prefill" if "prefill" in moment else "load"
+
+
+def _cause_around(fields: Mapping[str, Any]) -> Literal["fragmentation", "another_process"] | None:
+    """The cause that lies outside the run's own tensors; None where they took too much."""
+    if fields.get("slack_bytes", 0) >= max(1, missing_bytes(fields)):
+        return "fragmentation"
+    return "another_process" if fields.get("budget_bytes", 0) < fields.get("allowed_bytes", 0) else None
+
+
 def describe_cause(cause: str, *, stage: str) -> str:
     """A clause for people: where it happened and why."""
     words = {str(name): text for name, text in STAGE_WORDS.items() if name not in _BY_STAGE}
     where = f"in {words[stage]}: " if stage in words else ""
-    why = {str(name): text for name, text in CAUSE_WORDS.items()}.get(cause, "")
+    why = {**{str(name): text for name, text in CAUSE_WORDS.items()}, **_GENERATION_WORDS}.get(cause, "")
     return f"{where}{why}" if why else ""
 
 

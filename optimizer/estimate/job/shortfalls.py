@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from optimizer.base.serialize import from_json
 from optimizer.estimate.job.causes import bytes_wanted, missing_bytes
-from optimizer.estimate.prediction import Prediction, StagePeak
+from optimizer.estimate.prediction import CardMemory, Prediction, StagePeak
 
 Moments = dict[str, dict[str, int]]
 """Device bytes by category, by the name that the meter gives the moment (``Meter.moment``)."""
@@ -57,8 +57,9 @@ def find_shortfalls(
 ) -> tuple[Shortfall, ...]:
     """The bytes that an out-of-memory shows to have been missing, such that the plan that ran no longer fits.
 
-    fields: as ``name_cause``'s. moments: predicted of that plan. budgets: bytes that a plan may take by tier. on_host: the
-    device is the processor, whose memory is the host's. earlier: shown by attempts before.
+    fields: as ``name_cause``'s. prediction: of a rank, with memory and all stages. moments: predicted of that plan. budgets:
+    bytes that a rank may take by tier. on_host: the device is the processor, whose memory is the host's. earlier: shown by
+    attempts before.
     """
     if cause == "host_killed":
         return _after_kill(prediction, budgets, on_host=on_host)
@@ -87,20 +88,34 @@ def _planned_stage(stage: str, cause: str) -> str:
 def _after_kill(
     prediction: Prediction, budgets: Mapping[ShortTier, int], *, on_host: bool
 ) -> tuple[Shortfall, ...]:
-    """The larger part of what was in the host's memory must shrink, and the other had better not grow for it."""
-    taken: dict[ShortTier, int] = {"host": prediction.host_peak_bytes}
+    """The larger part of what steps had in the host's memory must shrink, and the other had better not grow for it.
+
+    Loading, saving and exporting take what they take for a moment under any plan, so they keep room. None where steps had nothing
+    there: the host was full of something else.
+    """
+    held: dict[ShortTier, int] = {"host": held_on_host(prediction.host_peak_bytes, prediction.memory)}
+    peaks: dict[ShortTier, int] = {"host": max([held["host"], *(peak.host_peak_bytes for peak in prediction.stages)])}
     if on_host:
-        taken["device"] = prediction.device_peak_high_bytes
-    largest = max(taken, key=lambda tier: taken[tier])
+        held["device"] = peaks["device"] = prediction.device_peak_high_bytes
+    largest = max(held, key=lambda tier: held[tier])
+    if not held[largest]:
+        return ()
     return tuple(
         Shortfall(
             stage=EVERY_STAGE,
             tier=tier,
-            num_bytes=budgets[tier] - num_bytes + math.ceil(num_bytes * _LEAST_SHARE) if tier == largest else 0,
-            likely_bytes=budgets[tier] - num_bytes + (math.ceil(num_bytes * _KILLED_SHARE) if tier == largest else 0),
+            num_bytes=budgets[tier] - num_bytes + math.ceil(held[tier] * _LEAST_SHARE) if tier == largest else 0,
+            likely_bytes=budgets[tier] - num_bytes + (math.ceil(held[tier] * _KILLED_SHARE) if tier == largest else 0),
         )
-        for tier, num_bytes in taken.items()
+        for tier, num_bytes in peaks.items()
     )
+
+
+def held_on_host(host_peak_bytes: int, memory: CardMemory | None) -> int:
+    """The host's bytes of a step or a pass, with what pinning rounds up to. memory: as the prediction has it."""
+    if memory is None or not host_peak_bytes:
+        return host_peak_bytes
+    return max(host_peak_bytes, memory.host_pinned.value + memory.host_pageable.value)
 
 
 def merge_shortfalls(found: Iterable[Shortfall]) -> tuple[Shortfall, ...]:

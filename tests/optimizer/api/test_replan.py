@@ -1,6 +1,7 @@
 """Real runs that meet more memory than was predicted: the cause named, the next plan another one that fits, the bits the same."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,12 @@ from benchmarks.oom.inject import Injection
 from optimizer.api.plan import plan_profiled
 from optimizer.api.replan import Failure, list_shortfalls, replan_profiled
 from optimizer.base.errors import NoFeasiblePlan, OutOfMemory
-from optimizer.base.units import KIB
+from optimizer.base.units import GIB, KIB
 from optimizer.estimate.job.causes import Cause, name_cause
 from optimizer.estimate.job.shortfalls import Shortfall
 from optimizer.estimate.prediction import Prediction
 from optimizer.goal import Goal
+from optimizer.hardware.devices import table_machine
 from optimizer.plan.pins.training import read_pins
 from optimizer.profile.profile import Profile
 from optimizer.runtime.job.train import train
@@ -178,3 +180,31 @@ def test_a_plan_that_goes_on_from_a_checkpoint_keeps_the_form_of_weights_and_sta
     )
     assert found.plan.weights.dtype == plain.plan.weights.dtype
     assert found.plan.optimizer_state.bits == plain.plan.optimizer_state.bits
+
+
+@pytest.mark.parametrize("num_devices", [1, 2])
+def test_after_the_hosts_killer_a_plan_on_cards_has_less_on_the_host(profile: Profile, num_devices: int) -> None:
+    machine = replace(table_machine("RTX 3060 12GB", host_memory_bytes=8 * GIB), num_devices=num_devices)
+    here: Any = {"machine": machine, "workload": WORKLOAD}
+    free = Goal(device_budget_bytes=GIB, num_devices=num_devices, pins=read_pins([f"layout.num_devices={num_devices}"]))
+    pins = read_pins([f"layout.num_devices={num_devices}", "optimizer_state.place=host", "optimizer_state.fraction=1.0"])
+    ran = plan_profiled(profile, goal=replace(free, pins=pins), with_ways_out=False, **here).result.chosen
+    failure = Failure(plan=ran.plan, cause="host_killed", fields={"tier": "host"})
+    ((shown,),) = list_shortfalls([failure], profile, goal=free, **here)
+    # loading, saving and exporting keep the room that they had in this rank's part of the host
+    left_bytes = machine.host_memory_bytes // num_devices - shown.likely_bytes
+    passing_bytes = max(peak.host_peak_bytes for peak in ran.prediction.stages) - ran.prediction.host_peak_bytes
+    assert shown.tier == "host"
+    assert left_bytes > passing_bytes > 0
+    again = replan_profiled(
+        profile, goal=free, failures=[failure], checkpoint_of=None, layout=ran.plan.layout, **here
+    )
+    assert again.plan.layout.num_devices == num_devices
+    assert again.prediction.host_peak_bytes < 0.97 * ran.prediction.host_peak_bytes
+
+
+def test_a_plan_that_has_nothing_on_the_host_is_not_what_filled_it(profile: Profile, plain: PricedPlan) -> None:
+    machine = table_machine("RTX 3060 12GB", host_memory_bytes=8 * GIB)
+    failure = Failure(plan=plain.plan, cause="host_killed", fields={"tier": "host"})
+    goal = Goal(device_budget_bytes=GIB)
+    assert list_shortfalls([failure], profile, machine=machine, workload=WORKLOAD, goal=goal) == [()]

@@ -103,3 +103,16 @@ def test_a_stage_that_ran_out_leaves_more_of_its_kind_of_device_free(llama_profi
     assert chosen.plan != tight.plan
     slow = [each for each in chosen.prediction.ranks if each.device == SLOW]
     assert all(each.peak_high_bytes < held_bytes for each in slow)
+
+
+def test_after_the_hosts_killer_every_rank_has_less_on_the_host_and_devices_may_have_more(llama_profile: Profile) -> None:
+    machine = three_cards()
+    forbid = tuple(name for name in FORBID if name not in ("offload_optimizer", "offload_gradients"))
+    pins = ["batch.micro_batch_size=2", "layout.num_devices=3", "optimizer_state.place=host"]
+    ran = ask(llama_profile, machine, pins=read_pins([*pins, "optimizer_state.fraction=1.0"]), forbid=forbid).result.chosen
+    failure = Failure(plan=ran.plan, cause="host_killed", fields={"tier": "host"})
+    goal = replace(GOAL, pins=read_pins(pins), forbid=forbid)
+    again = replan_uneven([failure], llama_profile, WORKLOAD, goal, machine=machine, checkpoint_of=None)
+    # the budget of the host is of all ranks together
+    assert 0 < again.prediction.host_peak_bytes < 0.97 * ran.prediction.host_peak_bytes
+    assert again.prediction.device_peak_bytes > ran.prediction.device_peak_bytes

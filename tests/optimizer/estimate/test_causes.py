@@ -4,7 +4,7 @@ from typing import Any, get_args
 
 import pytest
 
-from optimizer.estimate.job.causes import CAUSE_WORDS, Cause, describe_cause, name_cause
+from optimizer.estimate.job.causes import CAUSE_WORDS, Cause, describe_cause, name_cause, name_generation_cause
 from optimizer.estimate.prediction import Prediction, RankPrediction
 
 FULL: dict[str, Any] = {
@@ -109,6 +109,21 @@ def test_what_ranks_bring_together_after_steps_alone_is_a_collectives(moment: st
 
 def test_what_only_a_cards_counters_saw_is_of_the_moment_of_the_peak() -> None:
     assert name_cause({**FULL, "moment": "inside an op in head and loss"}, prediction=None) == "logits"
+
+
+@pytest.mark.parametrize(
+    ("changes", "cause"),
+    [
+        ({"moment": "in loading"}, "load"),
+        ({"moment": "in prefill of block 1 of 3"}, "prefill"),
+        ({"moment": "in head of decode (token 4)", "tier": "host"}, "decode"),
+        ({"slack_bytes": 100}, "fragmentation"),
+        ({"budget_bytes": 950}, "another_process"),
+    ],
+)
+def test_the_cause_of_a_generation_is_its_moment_or_what_lies_outside(changes: dict[str, Any], cause: str) -> None:
+    assert name_generation_cause({**FULL, **changes}) == cause
+    assert describe_cause(cause, stage="")
 
 
 def test_every_cause_has_words_and_a_step_says_which() -> None:

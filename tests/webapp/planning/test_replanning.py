@@ -9,13 +9,15 @@ from django.contrib.auth.models import User
 from django.test import Client
 
 from optimizer.base.errors import OutOfDeviceMemory
-from optimizer.base.units import KIB
+from optimizer.base.units import GIB, KIB
+from optimizer.hardware.devices import table_machine
 from optimizer.plan.plan import Plan
 from tests.webapp.conftest import make_spec
 from tests.webapp.jobs.attempts import DONE, DRAINED, kinds, run
 from webapp.attempts.memory import MAX_REPLANS
 from webapp.attempts.outcome import finish_attempt
-from webapp.catalog.models import Dataset, Machine, Model
+from webapp.catalog.actions import register_machine
+from webapp.catalog.models import Dataset, Machine, Model, Profile
 from webapp.jobs.actions import record_checkpoint
 from webapp.jobs.claiming import claim_job
 from webapp.jobs.models import Attempt, Job, Kind, Reason, State
@@ -108,6 +110,8 @@ def test_never_the_same_plan_twice_and_at_last_the_whole_story(submit: Submit, m
     assert run_out(last) == "failed"
     job.refresh_from_db()
     assert (job.state, job.reason) == (State.FAILED, Reason.OUT_OF_DEVICE_MEMORY)
+    story = [f"attempt {each.number}: {each.error['message']}" for each in job.attempts.order_by("number")]
+    assert job.message == "; ".join(story)
     assert list(job.attempts.values_list("outcome", flat=True)) == [Reason.OUT_OF_DEVICE_MEMORY] * 4
 
 
@@ -200,12 +204,30 @@ def kill(attempt: Attempt) -> str:
 def test_after_the_hosts_killer_the_next_plan_takes_less(submit: Submit, machine: Machine) -> None:
     job = submit()
     before = job.prediction
+    tiers = ("device_peak_bytes", "host_peak_bytes")
     assert kill(run(machine)) == Reason.OUT_OF_HOST_MEMORY
     assert plan_waiting_jobs() == [job.pk]
     job.refresh_from_db()
     after = job.prediction
     # the processor is the device here: its memory is the host's
-    assert after["device_peak_bytes"] < 0.98 * before["device_peak_bytes"]
+    assert sum(after[tier] for tier in tiers) < 0.95 * sum(before[tier] for tier in tiers)
+    assert all(after[tier] <= before[tier] for tier in tiers)
+
+
+def test_a_plan_with_nothing_on_the_host_is_tried_again_later_when_the_host_killed_it(
+    ada: User, profiled_llama: Model, dataset: Dataset
+) -> None:
+    card = register_machine(name="bench", document=table_machine("RTX 3060 12GB").to_json())
+    forbid = ["offload", "offload_gradients", "offload_optimizer", "stream_weights"]
+    goal = {"device_budget_bytes": 8 * GIB, "forbid": forbid}
+    job = submit_job(ada, spec=make_spec(profiled_llama, dataset, goal=goal), actor="user:ada")
+    assert job.prediction["host_peak_bytes"] == 0
+    assert kill(run(card)) == Reason.OUT_OF_HOST_MEMORY
+    plan = job.plan
+    job.refresh_from_db()
+    assert (job.state, job.awaits_plan, job.failed_attempts) == (State.QUEUED, False, 1)
+    assert job.plan == plan
+    assert job.not_before is not None
 
 
 def test_a_job_that_keeps_its_plan_is_tried_again_later_when_the_host_killed_it(submit: Submit, machine: Machine) -> None:
@@ -277,6 +299,18 @@ def test_where_no_other_plan_has_room_a_probed_job_goes_on_under_its_own(submit:
     job.refresh_from_db()
     assert (job.state, job.plan) == (State.QUEUED, attempt.plan)
     assert job.events.get(kind="replanned").message == "no other plan fits; the job goes on under this one"
+
+
+def test_a_probed_job_goes_on_under_its_plan_where_no_search_is_possible(submit: Submit, machine: Machine) -> None:
+    job = submit()
+    attempt = run(machine)
+    probe(attempt, slower=3.0)
+    refused = {"code": "bad_model", "message": "the model cannot be traced"}
+    Profile.objects.update(document=None, document_sha256="", error=refused)
+    assert plan_waiting_jobs() == [job.pk]
+    job.refresh_from_db()
+    assert (job.state, job.plan) == (State.QUEUED, attempt.plan)
+    assert job.events.get(kind="replanned").message == "no other plan could be looked for; the job goes on under this one"
 
 
 def test_the_next_plan_runs_on_the_devices_of_the_one_before(

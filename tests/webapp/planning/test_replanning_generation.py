@@ -57,9 +57,10 @@ def run_out(attempt: Attempt, *, missing_bytes: int = 64 * KIB, **fields: Any) -
 def test_it_goes_on_under_a_plan_with_room_for_what_was_missed(submit: Submit, machine: Machine) -> None:
     job = submit()
     first, before, spec = job.plan, job.prediction, job.spec
-    assert run_out(run(machine)) == Reason.OUT_OF_DEVICE_MEMORY
+    assert run_out(run(machine), cause="prefill") == Reason.OUT_OF_DEVICE_MEMORY
     job.refresh_from_db()
     assert (job.state, job.awaits_plan, job.failed_attempts) == (State.QUEUED, True, 0)
+    assert "(reading the prompts took more than predicted); another plan is looked for" in job.message
     assert plan_waiting_jobs() == [job.pk]
     job.refresh_from_db()
     assert not job.awaits_plan
@@ -101,16 +102,36 @@ def test_a_plan_that_was_taken_by_name_is_respected(submit: Submit, machine: Mac
     assert run_out(run(machine)) == "failed"
 
 
-def test_a_job_that_the_host_killed_takes_less_of_it(submit: Submit, machine: Machine) -> None:
-    job = submit(budget_bytes=1100 * KIB)
-    host_bytes = job.prediction["host_peak_bytes"]
-    assert host_bytes > 0, "its plan keeps something on the host"
+def kill(attempt: Attempt) -> str:
+    """The host's killer ends the attempt."""
     error = {"code": "out_of_host_memory", "message": "the host ended it", "fields": {"cause": "host_killed"}}
     result = {**DONE, "outcome": "failed", "reason": "out_of_host_memory", "message": "the host ended it", "error": error}
-    assert finish_attempt(run(machine), result=result, exit_code=137) == Reason.OUT_OF_HOST_MEMORY
+    return finish_attempt(attempt, result=result, exit_code=137)
+
+
+@pytest.mark.parametrize(("place", "budget_bytes"), [("device", 3 * MIB), ("host", 3 * MIB), ("host", 1100 * KIB)])
+def test_a_job_that_the_host_killed_takes_less_of_it(submit: Submit, machine: Machine, place: str, budget_bytes: int) -> None:
+    pins = {"weights": {"place": place}} if budget_bytes == 3 * MIB else {}
+    job = submit(budget_bytes=budget_bytes, pins=pins)
+    before, tiers = job.prediction, ("device_peak_bytes", "host_peak_bytes")
+    assert bool(before["host_peak_bytes"]) == (place == "host")
+    assert kill(run(machine)) == Reason.OUT_OF_HOST_MEMORY
     plan_waiting_jobs()
     job.refresh_from_db()
-    assert job.state == State.FAILED or job.prediction["host_peak_bytes"] < host_bytes
+    assert (job.state, job.awaits_plan) == (State.QUEUED, False)
+    # the processor is the device here: its memory is the host's
+    assert sum(job.prediction[tier] for tier in tiers) < 0.99 * sum(before[tier] for tier in tiers)
+
+
+def test_copies_of_the_model_share_what_the_host_has_left(ada: User, writer: Model, pair: Machine) -> None:
+    prompts = make_prompts(*({"prompt": f"In the beginning, verse {number}"} for number in range(8)), owner=ada)
+    goal = {"device_budget_bytes": 3 * MIB, "num_devices": 2, "pins": {"weights": {"place": "host"}}, "forbid": ["cut_model"]}
+    job = submit_job(ada, spec=make_generate_spec(writer, prompts, goal=goal), actor="user:ada")
+    assert job.prediction["num_replicas"] == 2
+    kill(run(pair))
+    plan_waiting_jobs()
+    job.refresh_from_db()
+    assert (job.state, job.prediction["num_replicas"]) == (State.QUEUED, 2)
 
 
 def test_a_generate_job_s_first_steps_are_not_probed(submit: Submit, machine: Machine) -> None:

@@ -257,6 +257,8 @@ def test_a_budget_that_is_too_small_ends_the_job_with_the_sizes(
 ) -> None:
     code, result, _ = run(attempt(goal=to_json(GenerationGoal(device_budget_bytes=600_000))))
     assert (code, result["reason"]) == (EXIT_FAILED, "out_of_device_memory")
+    fields = result["error"]["fields"]
+    assert (fields["cause"], fields["allowed_bytes"]) == ("load", 600_000)
     assert result["error"]["fields"]["bytes_by_category"]["weights"] > 0
 
 

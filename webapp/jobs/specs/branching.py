@@ -66,7 +66,7 @@ def check_branch(checkpoint: Checkpoint, workload: TrainingWorkload, model: Mode
 
 
 def with_pins(goal: Goal, checkpoint: Checkpoint) -> Goal:
-    """The goal with the form of weights and state pinned to what the checkpoint holds, and its loss allowed."""
+    """The goal with the form of weights and state pinned to what the checkpoint holds, and the loss of that form allowed."""
     document = checkpoint.job.plan
     if document is None:
         return goal

@@ -156,6 +156,9 @@ def test_a_job_out_of_memory_goes_on_under_a_plan_that_leaves_that_device_more(
     again = claim_job(worker="w", machine=uneven)
     assert again is not None
     assert again.devices == [{SMALL: 0, LARGE: 1}[name] for name in peaks]
+    uneven.refresh_from_db()
+    (learnt,) = uneven.calibration["shortfalls"].values()
+    assert [(each["stage"], each["tier"]) for each in learnt] == [("steady_step", "device")]
 
 
 def test_the_largest_batch_is_that_of_the_other_machines_and_refused_where_there_is_none(
