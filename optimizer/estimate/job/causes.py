@@ -100,7 +100,7 @@ def name_cause(fields: Mapping[str, Any], *, prediction: Prediction | None) -> C
     if moment == _COLLECTIVE_MOMENT:
         return "collectives"
     cause = _cause_in_step(moment, excess=_largest_excess(fields, moment, prediction))
-    is_uneven = cause in _ANYWHERE and _would_fit_evenly(over_bytes, rank=fields.get("rank"), prediction=prediction)
+    is_uneven = cause in _ANYWHERE and _would_fit_evenly(fields, prediction)
     return "uneven_placement" if is_uneven else cause
 
 
@@ -153,14 +153,15 @@ def _cause_in_step(moment: str, *, excess: str) -> Cause:
     return "first_update" if moment.startswith(_UPDATE_MOMENTS) else "step"
 
 
-def _would_fit_evenly(over_bytes: int, *, rank: int | None, prediction: Prediction | None) -> bool:
+def _would_fit_evenly(fields: Mapping[str, Any], prediction: Prediction | None) -> bool:
     """Report whether the rank was predicted to have the least room, and so much less than the mean that all would have fitted."""
+    rank: int | None = fields.get("rank")
     if rank is None or prediction is None or rank >= len(prediction.rank_peak_bytes):
         return False
     rooms = [-peak_bytes for peak_bytes in prediction.rank_peak_bytes]
     if prediction.ranks:
         rooms = [each.memory_bytes - each.peak_bytes for each in prediction.ranks]
-    return rooms[rank] == min(rooms) and rooms[rank] + over_bytes <= sum(rooms) / len(rooms)
+    return rooms[rank] == min(rooms) and rooms[rank] + max(1, missing_bytes(fields)) <= sum(rooms) / len(rooms)
 
 
 def _largest_excess(fields: Mapping[str, Any], moment: str, prediction: Prediction | None) -> str:
