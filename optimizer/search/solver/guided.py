@@ -2,6 +2,10 @@
 
 In a node the share of the state that leaves is the one at which the bound is least; only those lines of plans are priced whose
 own bound is under the best plan found, and of mixtures those around the counts that are best in the sums a bound is made of.
+
+Bounds promise most where blocks may move to the host, and hold least there, so a search may spend its prices on promises. For
+that reason the best node of each base has its turn before the second of any, and a search that was cut off ends with plans whose
+blocks stay, whose bounds are near what they cost.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -31,6 +35,8 @@ from optimizer.search.solver.pricebook import PriceBook
 
 MIN_GAIN = 1e-3
 """The gain that a node or a line must promise, as a share."""
+MAX_PLAIN_PRICES = 160
+"""Prices that a search which was cut off may add for plans whose blocks move nothing."""
 _KEEP: Form = ("keep", "none")
 
 
@@ -47,10 +53,11 @@ def solve_guided(book: PriceBook, relax: Relax, *, likely: Sequence[Plan] = ()) 
     for node in nodes.holding(settings.values()):
         if _is_worth(book, node.bound_ms):
             _search_node(book, node)
-    for node in nodes.in_order():
-        if not _is_worth(book, node.bound_ms):
-            break
-        _search_node(book, node)
+    for node in turns(book, nodes):
+        if _is_worth(book, node.bound_ms):
+            _search_node(book, node)
+    if book.is_full:
+        _search_plain_nodes(book, nodes)
     book.floor_ms = nodes.floor_ms
     return lambda setting: _is_worth(book, nodes.least_ms(setting))
 
@@ -66,6 +73,35 @@ def bound_guided(book: PriceBook, relax: Relax) -> None:
 
 def _is_worth(book: PriceBook, bound_ms: float) -> bool:
     return bound_ms * (1 + MIN_GAIN) < book.best_step_ms and not book.is_full
+
+
+def turns(book: PriceBook, nodes: Nodes) -> Iterator[Node]:
+    """The most promising node of each base, then all others, as long as they promise more than was found."""
+    bases: set[OuterPlan] = set()
+    others: list[Node] = []
+    for node in nodes.in_order():
+        if not _is_worth(book, node.bound_ms):
+            break
+        if node.setting.base in bases:
+            others.append(node)
+        else:
+            bases.add(node.setting.base)
+            yield node
+    yield from others
+
+
+def _search_plain_nodes(book: PriceBook, nodes: Nodes) -> None:
+    """Of all nodes those that promise most to plans whose blocks keep or rebuild what they need."""
+    plain = [form for form in book.problem.forms if form[0] not in book.problem.offloading]
+    if not plain or len(plain) == len(book.problem.forms):
+        return
+    book.allow_more(MAX_PLAIN_PRICES)
+    bounded = [(node.bound_with(*plain), repr(node.setting), node) for node in nodes.look_into_all()]
+    for bound_ms, _, node in sorted(bounded, key=lambda each: each[:2]):
+        if not _is_worth(book, bound_ms):
+            break
+        for setting in _settings_of(book, node):
+            _search_plain(book, node, setting)
 
 
 def _search_node(book: PriceBook, node: Node) -> None:
@@ -88,11 +124,7 @@ def _settings_of(book: PriceBook, node: Node) -> Iterator[OuterPlan]:
 
 
 def _search_setting(book: PriceBook, node: Node, setting: OuterPlan) -> None:
-    if not ladders(book):
-        book.price(setting, all_blocks(book, "keep"))
-    for steps, line in zip(ladders(book), plain_lines(book), strict=True):
-        if _is_worth(book, node.bound_with(*((choice, "none") for choice in steps))):
-            search_line(book, setting, line)
+    _search_plain(book, node, setting)
     for compress in dict.fromkeys(packing for choice, packing in book.problem.forms if choice in book.problem.offloading):
         _search_offload(book, node, replace(setting, compress=compress))
     if has_free_fraction(book.problem, setting):
@@ -101,6 +133,14 @@ def _search_setting(book: PriceBook, node: Node, setting: OuterPlan) -> None:
                 roomy = largest_fraction(book, replace(setting, state_fraction=1.0))
                 if roomy is not None:
                     smallest_fraction(book, roomy, all_blocks(book, choice))
+
+
+def _search_plain(book: PriceBook, node: Node, setting: OuterPlan) -> None:
+    if not ladders(book):
+        book.price(setting, all_blocks(book, "keep"))
+    for steps, line in zip(ladders(book), plain_lines(book), strict=True):
+        if _is_worth(book, node.bound_with(*((choice, "none") for choice in steps))):
+            search_line(book, setting, line)
 
 
 def _search_offload(book: PriceBook, node: Node, setting: OuterPlan) -> None:

@@ -89,6 +89,10 @@ class PriceBook:
         """True where nothing more may be priced to improve the best plan."""
         return self.num_prices >= self._num_before_polishing + MAX_POLISH_PRICES
 
+    def allow_more(self, number: int) -> None:
+        """Let a search that is cut off price so many plans more."""
+        self._most_prices = self.num_prices + number
+
     def begin_polishing(self) -> None:
         self._num_before_polishing = self.num_prices
 

@@ -17,7 +17,7 @@ from optimizer.profile.profile import Profile
 from optimizer.profile.trace.trace import profile_model
 from optimizer.search.core import list_likely
 from optimizer.search.problem import OuterPlan, SearchProblem
-from optimizer.search.solver.guided import solve_guided
+from optimizer.search.solver.guided import solve_guided, turns
 from optimizer.search.solver.nodes import Nodes
 from optimizer.search.solver.pricebook import PriceBook
 from optimizer.search.training import training_problem
@@ -38,8 +38,9 @@ WORKLOAD = TrainingWorkload(sequence_length=256, global_batch_size=4)
 
 
 @cache
-def _profile() -> Profile:
-    extent = Extent(representations=("fp32",), shapes=((WORKLOAD.global_batch_size, WORKLOAD.sequence_length),))
+def _profile(*micro_batches: int) -> Profile:
+    sizes = micro_batches or (WORKLOAD.global_batch_size,)
+    extent = Extent(representations=("fp32",), shapes=tuple((size, WORKLOAD.sequence_length) for size in sizes))
     return profile_model(read_model_spec(TINY["gemma3_text"]), extent=extent)
 
 
@@ -110,6 +111,27 @@ def test_a_search_that_knows_a_plan_is_never_worse_than_it_however_few_prices_it
     assert knowing.best_step_ms <= prediction.step_ms
     assert knowing.floor_ms is not None
     assert knowing.floor_ms <= knowing.best_step_ms
+
+
+@pytest.mark.parametrize("most_prices", [1, 20, 60])
+def test_a_search_that_was_cut_off_knows_the_best_plan_whose_blocks_stay(most_prices: int) -> None:
+    """Its prices may all have gone to plans that move blocks to the host, which promise more than they hold."""
+    problem = _free_problem()
+    plain = replace(problem, goal=replace(problem.goal, forbid=(*problem.goal.forbid, "offload")))
+    assert plain.offloading == ()
+    best = _solved(replace(plain, relax=problem.relax))
+    assert best.best is not None
+    assert _solved(problem, most_prices=most_prices).best_step_ms <= 1.001 * best.best_step_ms
+
+
+def test_each_micro_batch_has_its_turn_before_a_second_home_of_any() -> None:
+    goal = Goal(device_budget_bytes=_free_problem().goal.device_budget_bytes)
+    problem = training_problem(_profile(1, 2, 4), workload=WORKLOAD, goal=goal, machine=table_machine("RTX 3060 12GB"))
+    bases = [node.setting.base for node in Nodes(PriceBook(problem), problem.relax).in_order()]
+    assert len({*bases}) > 1
+    found = [node.setting.base for node in turns(PriceBook(problem), Nodes(PriceBook(problem), problem.relax))]
+    assert {*found[: len({*bases})]} == {*bases}
+    assert sorted(map(repr, found)) == sorted(map(repr, bases))
 
 
 def test_likely_are_what_each_search_found_that_is_light_enough_and_the_best_settings_of_the_last() -> None:
