@@ -43,7 +43,6 @@ from optimizer.runtime.job.measure import make_synthetic_batches
 from optimizer.runtime.meter.device import prepared_device, reserve_workspaces
 from optimizer.runtime.meter.meter import Meter
 from optimizer.runtime.step.step import Trainer
-from worker.gpu import visible_card
 
 NUM_STEPS = 3
 """Steps that count, after the first."""
@@ -142,6 +141,8 @@ def bytes_of_others(device: torch.device) -> int:
         return 0
     try:
         import pynvml
+
+        from worker.gpu import visible_card
 
         pynvml.nvmlInit()
         card = visible_card(device.index or 0, visible=os.environ.get("CUDA_VISIBLE_DEVICES", ""))

@@ -7,6 +7,7 @@ import pytest
 from django.contrib.auth.models import User
 
 from tests import llama
+from tests.end_to_end.test_survival import PLAN
 from tests.webapp.conftest import make_spec, make_tiny_model
 from webapp.catalog.actions import keep_profile
 from webapp.catalog.models import Dataset, Machine, Model
@@ -92,10 +93,10 @@ def test_no_more_than_a_few_jobs_are_planned_in_a_round(
     assert plan_waiting_jobs() == [later[2].pk]
 
 
-def test_a_job_whose_document_cannot_be_understood_keeps_no_other_waiting(
+def test_a_fault_of_the_program_in_one_job_keeps_no_other_waiting(
     waiting: Job, make_job: Callable[..., Job], new_llama: Model, llama_document: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    broken = make_job(plan={"version": 1}, awaits_plan=True)
+    broken = make_job(plan=PLAN, awaits_plan=True)
     Job.objects.filter(pk=broken.pk).update(attempt=1, priority=1, spec={})
     keep_profile(new_llama.fingerprint, llama_document)
     assert plan_waiting_jobs() == [waiting.pk]
