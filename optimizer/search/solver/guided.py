@@ -91,7 +91,7 @@ def turns(book: PriceBook, nodes: Nodes) -> Iterator[Node]:
 
 
 def _search_plain_nodes(book: PriceBook, nodes: Nodes) -> None:
-    """Of all nodes those that promise most to plans whose blocks keep or rebuild what they need."""
+    """Price plans whose blocks keep or rebuild what they need, in the nodes of any base that promise most to such."""
     plain = [form for form in book.problem.forms if form[0] not in book.problem.offloading]
     if not plain or len(plain) == len(book.problem.forms):
         return
