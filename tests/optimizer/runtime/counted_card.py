@@ -11,7 +11,7 @@ from optimizer.runtime.device.cpu import CpuBackend
 
 
 class CountedMemory:
-    """What no op returned as a tensor, as kernels' scratch: ``spike`` is all that goes through it."""
+    """Memory that no op returns as a tensor, as kernels' scratch: ``spike`` is all that goes through it."""
 
     total_bytes = free_bytes = 64 * GIB
     allocated_bytes = reserved_bytes = 0

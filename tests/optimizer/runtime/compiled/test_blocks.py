@@ -111,7 +111,7 @@ def test_compiled_blocks_on_a_card_train_as_op_by_op_and_moved_ones_to_the_bits_
 
 
 def test_code_inside_of_torchs_copying_of_inputs_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As torch leaves it for a card, whose kernels assume where inputs begin."""
+    """The callable that torch leaves for a card, whose kernels assume where inputs begin."""
     with graphs._compiling():  # silent where torch warns of itself at its first import
         from torch._inductor import compile_fx
         from torch._inductor.utils import align_inputs_from_check_idxs

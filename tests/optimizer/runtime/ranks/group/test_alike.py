@@ -15,7 +15,7 @@ CPU = torch.device("cpu")
 
 
 def meet(folder: Path, *, plans: tuple[str, str] = ("p", "p")) -> list[str]:
-    """What each of two ranks says; nothing where they meet."""
+    """The words of each of two ranks; empty where they meet."""
 
     def join(rank: int) -> str:
         place = RankPlace(rank=rank, num_ranks=2, folder=folder, timeout_s=20, machine=("home", "office")[rank])

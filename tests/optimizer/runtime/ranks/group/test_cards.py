@@ -1,4 +1,4 @@
-"""What ranks ask of NCCL and how its errors end, by a stand-in for its groups: NCCL itself needs a card for each rank."""
+"""Ranks' calls to NCCL and how its errors end, by a stand-in for its groups: NCCL itself needs a card for each rank."""
 
 from collections.abc import Callable, Iterator
 from datetime import timedelta

@@ -58,7 +58,7 @@ class AskedFor:
 
 
 def ask_for(own: RankStages, turns: Iterable[Turn], *, num_micro_batches: int) -> list[tuple[Operation, bool]]:
-    """What one rank asks for in these turns, as ``PipelineStages`` has its connections do."""
+    """The calls of one rank in these turns, as ``PipelineStages`` has its connections do."""
     noted = AskedFor()
     link = PipelineLink(cast(Ranks, noted), own)
     link.begin(count_sent_at_once(own, num_micro_batches=num_micro_batches))
@@ -79,7 +79,7 @@ def ask_for(own: RankStages, turns: Iterable[Turn], *, num_micro_batches: int) -
 
 
 def all_end(by_rank: Sequence[list[tuple[Operation, bool]]]) -> bool:
-    """Whether all ranks come to their end."""
+    """Report whether all ranks come to their end."""
     left = [deque(asked) for asked in by_rank]
     streams: dict[tuple[int, int], deque[Operation]] = {}
     goes_on = True
