@@ -41,7 +41,7 @@ def main() -> None:
 
 def _follow(attempt: Any, folder: Path, pipe_fd: int) -> None:
     """Copy records as ``worker.attempt`` does between a child's start and its end."""
-    from webapp.jobs import actions
+    from webapp.attempts import records
     from webapp.wire.publish import publish_all
     from worker.run.pipe import PipeReader
     from worker.telemetry import Progress, SampleCopier
@@ -50,14 +50,14 @@ def _follow(attempt: Any, folder: Path, pipe_fd: int) -> None:
     copier = SampleCopier(
         folder / "samples.jsonl",
         attempt_number=attempt.number,
-        record=lambda records: actions.record_samples(attempt, records),
+        record=lambda rows: records.record_samples(attempt, rows),
         mirror=lambda records: publish_all(attempt.job_id, "sample", records),
     )
     while not select.select([sys.stdin], [], [], 0)[0]:
         reader.read(timeout_s=_TURN_S)
         progress.add(copier.copy_if_due())
         if progress.take_if_due():
-            actions.record_progress(attempt, step=progress.step, eta_s=progress.eta_s, summary=dict(progress.summary))
+            records.record_progress(attempt, step=progress.step, eta_s=progress.eta_s, summary=dict(progress.summary))
     progress.add(copier.copy())
 
 
@@ -69,10 +69,11 @@ def _claim() -> Any:
     from optimizer.hardware.rates import Rates
     from optimizer.models.presets import PRESETS
     from optimizer.models.spec import read_model_spec
+    from webapp.attempts.claiming import claim_job
+    from webapp.attempts.records import record_started
     from webapp.catalog.models import Machine as MachineRow
     from webapp.catalog.models import Model
     from webapp.jobs import actions
-    from webapp.jobs.claiming import claim_job
 
     spec = read_model_spec(PRESETS["headroom-demo-10m"].config)
     model = Model.objects.create(
@@ -103,7 +104,7 @@ def _claim() -> Any:
     )
     attempt = claim_job(worker="telemetry", machine=machine, lease_s=24 * 3600)
     assert attempt is not None
-    assert actions.record_started(attempt, pid=1)
+    assert record_started(attempt, pid=1)
     return attempt
 
 

@@ -18,8 +18,8 @@ from django.db import Error as DatabaseError
 from django.db import connections
 
 from optimizer.base.errors import DiskFull, MachineFault
+from webapp.attempts import records
 from webapp.attempts.outcome import finish_attempt
-from webapp.jobs import actions
 from webapp.jobs.models import Attempt, Kind, Sample
 from webapp.wire.publish import publish, publish_all, report_gap
 from worker.config import WorkerConfig
@@ -112,12 +112,12 @@ class _AttemptRun:
         self._copier = SampleCopier(
             self._folder / "samples.jsonl",
             attempt_number=attempt.number,
-            record=lambda records: actions.record_samples(attempt, records),
+            record=lambda rows: records.record_samples(attempt, rows),
             mirror=lambda records: publish_all(attempt.job_id, "sample", records),
             read_gpu=place.gpu.read,
         )
         self._heartbeat = Heartbeat(
-            lambda: actions.renew_lease(attempt, lease_s=config.lease_s),
+            lambda: records.renew_lease(attempt, lease_s=config.lease_s),
             asked_s=asked_s,
             lease_s=config.lease_s,
             interval_s=config.heartbeat_s,
@@ -194,16 +194,16 @@ class _AttemptRun:
         attempt = self._attempt
         match message:
             case {"type": "started", "resumed_from_step": int(step)}:
-                self._pending.append(lambda: actions.record_started(attempt, pid=pid, resumed_from_step=step))
+                self._pending.append(lambda: records.record_started(attempt, pid=pid, resumed_from_step=step))
                 if step:
                     # again: a lost attempt may have gone on until its last checkpoint, from which this one goes on
                     self._copy_earlier_samples()
             case {"type": "phase", "phase": str(phase)}:
                 text = str(message.get("message", ""))
-                self._pending.append(lambda: actions.record_phase(attempt, phase=phase, message=text))
+                self._pending.append(lambda: records.record_phase(attempt, phase=phase, message=text))
             case {"type": "checkpoint", "step": int(step), "folder": str(folder)}:
                 self._pending.append(
-                    lambda: actions.record_checkpoint(
+                    lambda: records.record_checkpoint(
                         attempt,
                         step=step,
                         folder=folder,
@@ -224,7 +224,7 @@ class _AttemptRun:
                 self._pending.pop(0)
             self._progress.add(self._copier.copy_if_due())
             if self._progress.take_if_due():
-                actions.record_progress(
+                records.record_progress(
                     self._attempt,
                     step=self._progress.step,
                     eta_s=self._progress.eta_s,
@@ -310,8 +310,8 @@ def copy_earlier_samples(attempt: Attempt, *, home: Path) -> None:
     the latest attempt.
     """
 
-    def record(records: Records) -> bool:
-        return actions.record_samples(attempt, records)
+    def record(rows: Records) -> bool:
+        return records.record_samples(attempt, rows)
 
     # a supervisor that saw its process end has copied everything and noted the exit code
     lost = Attempt.objects.filter(job_id=attempt.job_id, number__lt=attempt.number, exit_code__isnull=True)

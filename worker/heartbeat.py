@@ -22,7 +22,7 @@ _POSTGRESQL_LOCKED: Final = ("40001", "40P01", "55P03", "57014")
 
 
 class LeaseReply(Protocol):
-    """The answer of ``webapp.jobs.actions.renew_lease``."""
+    """The answer of ``webapp.attempts.records.renew_lease``."""
 
     @property
     def held(self) -> bool: ...

@@ -16,7 +16,7 @@ from django.conf import settings
 from django.db import Error as DatabaseError
 from django.db import connections
 
-from webapp.jobs.actions import record_mirror
+from webapp.attempts.records import record_mirror
 from webapp.jobs.models import Job, Kind
 from worker.run.child import BASE_VARIABLES, isolated_command
 

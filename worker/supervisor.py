@@ -18,9 +18,9 @@ from django.db import Error as DatabaseError
 from django.db import close_old_connections, connections
 
 from optimizer.base.errors import MachineFault
+from webapp.attempts.claiming import claim_job
 from webapp.catalog.actions import heartbeat_machine
 from webapp.catalog.models import Machine
-from webapp.jobs.claiming import claim_job
 from webapp.jobs.devices.room import count_devices
 from webapp.jobs.models import DEVICE_JOB_KINDS, PROBED, Attempt, Kind
 from worker.alive import mark_alive

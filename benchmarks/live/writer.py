@@ -53,7 +53,7 @@ def measure(*, job_id: str, num_samples: int, per_second: float, first_step: int
     """
     from django.conf import settings
 
-    from webapp.jobs.actions import record_progress, record_samples
+    from webapp.attempts.records import record_progress, record_samples
     from webapp.wire.publish import num_dropped, publish_all
     from worker.attempt import TURN_S
     from worker.run.pipe import PipeReader

@@ -74,7 +74,7 @@ def simulate(
     mix: Mix, made: "Sequence[jobs.Job]", *, row: "catalog.Machine", machine: Machine, must_gain: bool
 ) -> Outcome:
     """Claim and end the mix's jobs. must_gain: as workers do unless they were given a number of slots."""
-    from webapp.jobs.claiming import claim_job
+    from webapp.attempts.claiming import claim_job
 
     by_id = {job.pk: (subject, time_s) for job, subject, time_s in zip(made, mix.subjects, mix.times_s, strict=True)}
     running: list[_Running] = []

@@ -19,9 +19,10 @@ import django
 def main() -> None:
     count, seed = (int(each) for each in sys.argv[1:])
     django.setup()
+    from webapp.attempts.claiming import claim_job
+    from webapp.attempts.records import renew_lease
     from webapp.catalog.models import Machine, Model
-    from webapp.jobs.actions import create_job, renew_lease
-    from webapp.jobs.claiming import claim_job
+    from webapp.jobs.actions import create_job
     from worker.config import WorkerConfig
     from worker.heartbeat import Heartbeat
     from worker.run.watch.lifeline import boot_s

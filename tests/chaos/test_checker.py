@@ -14,9 +14,10 @@ from pytest_django import Settings
 from tests.chaos import checker
 from tests.chaos.quick import work
 from tests.webapp.conftest import make_bench, make_person, make_spec, make_text, make_tiny_model
+from webapp.attempts.claiming import claim_job
 from webapp.attempts.outcome import finish_attempt
-from webapp.jobs.actions import create_job, record_checkpoint, record_samples, record_started
-from webapp.jobs.claiming import claim_job
+from webapp.attempts.records import record_checkpoint, record_samples, record_started
+from webapp.jobs.actions import create_job
 from webapp.jobs.models import Artifact, Attempt, Checkpoint, Event, IdempotencyKey, Job, Sample, State
 
 NAME = "quick-0-0"

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from optimizer.data.bundled import TOKENIZER_FILE
-from tests.webapp.jobs.attempts import DONE
+from tests.webapp.attempts.attempts import DONE
+from webapp.attempts.claiming import claim_job
 from webapp.attempts.outcome import finish_attempt
-from webapp.jobs.actions import record_started
-from webapp.jobs.claiming import claim_job
+from webapp.attempts.records import record_started
 from webapp.jobs.models import Job
 
 CONFIG: dict[str, Any] = {

@@ -1,8 +1,8 @@
 """Jobs that were just made or claimed, for tests of what a supervisor and the reconciler do with them."""
 
 from tests.webapp.conftest import make_bench, make_text, make_tiny_model
+from webapp.attempts.claiming import claim_job
 from webapp.jobs import actions
-from webapp.jobs.claiming import claim_job
 from webapp.jobs.models import Attempt
 
 

@@ -14,9 +14,9 @@ from django.db.models.functions import Now
 from pytest_django import Settings
 
 from tests.worker.claims import claim_new_job
+from webapp.attempts import records
+from webapp.attempts.claiming import claim_job
 from webapp.attempts.reconciling import expire_leases
-from webapp.jobs import actions
-from webapp.jobs.claiming import claim_job
 from webapp.jobs.models import Attempt, Job, Sample
 from worker.attempt import EXIT_DRAINED, AttemptPlace, _AttemptRun, judge_end, run_attempt
 from worker.config import WorkerConfig
@@ -133,7 +133,7 @@ def lost_attempt(db: None, tmp_path: Path, settings: Settings) -> Attempt:
     settings.REDIS_URL = f"unix://{tmp_path}/none.sock"
     settings.HEADROOM_HOME = tmp_path
     attempt = claim_new_job()
-    actions.record_started(attempt, pid=1)
+    records.record_started(attempt, pid=1)
     Job.objects.filter(pk=attempt.job_id).update(lease_until=Now() - timedelta(seconds=1))
     assert expire_leases() == [attempt.job_id]
     Job.objects.filter(pk=attempt.job_id).update(not_before=None)

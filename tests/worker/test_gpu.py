@@ -7,9 +7,9 @@ import pynvml
 import pytest
 
 from optimizer.base.units import GIB
-from tests.webapp.jobs.claims.test_gangs import make_host
+from tests.webapp.attempts.claims.test_gangs import make_host
 from tests.worker.claims import make_jobs
-from webapp.jobs.claiming import claim_job
+from webapp.attempts.claiming import claim_job
 from webapp.jobs.models import Job
 from worker.gpu import GpuMeter
 from worker.machine import device_meters, read_used_bytes

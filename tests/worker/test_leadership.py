@@ -21,7 +21,7 @@ from django.utils import timezone
 from tests.webapp.conftest import make_bench, make_text, make_tiny_model
 from webapp.catalog.models import Dataset, Machine, Model
 from webapp.jobs.actions import create_job
-from webapp.jobs.claiming import claim_job
+from webapp.attempts.claiming import claim_job
 from webapp.jobs.models import Job
 is_new = not Machine.objects.exists()
 machine = make_bench() if is_new else Machine.objects.get()

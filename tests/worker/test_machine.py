@@ -11,8 +11,8 @@ from pytest_django import Settings
 
 from optimizer.hardware.machine import Machine
 from tests.webapp.conftest import MACHINE_DOCUMENT, make_bench, make_text, make_tiny_model
+from webapp.attempts.claiming import claim_job
 from webapp.jobs import actions
-from webapp.jobs.claiming import claim_job
 from webapp.jobs.models import Attempt, Job
 from worker import machine as machine_module
 from worker.config import WorkerConfig

@@ -10,7 +10,8 @@ from pytest_django import Settings
 
 from tests.webapp.conftest import make_text, make_tiny_model
 from tests.worker.mirrors.beside import write_attempt
-from webapp.jobs.actions import cancel_job, create_job, record_mirror
+from webapp.attempts.records import record_mirror
+from webapp.jobs.actions import cancel_job, create_job
 from webapp.jobs.models import Job
 from worker import mirroring
 from worker.mirroring import Mirrors, follow, mirror_environment

@@ -9,9 +9,9 @@ from django.db.models.functions import Coalesce, Now
 
 from webapp.attempts.outcome import finish_attempt
 from webapp.clock import from_now
-from webapp.jobs.claiming import QUEUE_ORDER
 from webapp.jobs.models import LIVE_STATES, Attempt, Job, Member, PlanOffer, Reason
 from webapp.jobs.moves import claimable, move_job
+from webapp.jobs.turns import QUEUE_ORDER
 from webapp.wire.hints import send_hint
 
 logger = logging.getLogger(__name__)

@@ -20,9 +20,9 @@ from optimizer.models.spec import read_model_spec
 from optimizer.workload import Export
 from webapp.ids import new_job_id
 from webapp.jobs.actions import create_job
-from webapp.jobs.claiming import require_queue_room
 from webapp.jobs.errors import JobConflict, NoCheckpoint
 from webapp.jobs.models import Checkpoint, Job, Kind
+from webapp.jobs.turns import require_queue_room
 
 SOURCE_FOLDER = "source"
 """In an export job's folder: holds the checkpoint that is exported."""

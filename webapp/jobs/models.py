@@ -1,4 +1,4 @@
-"""The record of jobs. Rows change only through ``actions.py``; every move of a job leaves one event.
+"""The record of jobs. Rows change only by ``moves.py``; every move of a job leaves one event.
 
 States: ``queued -> starting -> running -> succeeded | failed | cancelled``, and back to ``queued`` when a lease is lost, a
 worker drains or a retry is due. Cancel and pause are requests on the row, not states.
@@ -136,7 +136,7 @@ class Job(InProject):
     priority = models.IntegerField(default=0)
     """Higher runs first."""
     turn = models.BigIntegerField(default=0)
-    """Place among equal priorities, lower first: each person's jobs take turns with other people's (``claiming.py``)."""
+    """Place among equal priorities, lower first: each person's jobs take turns with other people's (``turns.py``)."""
     not_before = models.DateTimeField(null=True)
     max_duration_s = models.IntegerField(null=True)
     need_device_kind = models.CharField(max_length=10, blank=True)
@@ -186,7 +186,7 @@ class Job(InProject):
     class Meta:
         ordering = ["-created_at", "-id"]
         indexes = [
-            # claim, pages of the queue and counts by state, without reading documents; in claiming.QUEUE_ORDER
+            # claim, pages of the queue and counts by state, without reading documents; in turns.QUEUE_ORDER
             models.Index(
                 fields=[
                     *("state", "-priority", "turn", "created_at", "id"),

@@ -1,6 +1,6 @@
 """The queue: jobs in the order in which they will be claimed, and why each of them waits.
 
-The order is the claim's own (``claiming.QUEUE_ORDER``). A machine takes the first job that it can hold, so a small job
+The order is the claim's own (``turns.py``). A machine takes the first job that it can hold, so a small job
 may start before a larger one that stands ahead of it; not so on devices that are kept for a job that needs several.
 """
 
@@ -15,8 +15,8 @@ from django.utils import timezone
 from optimizer.base.units import format_bytes, format_duration
 from webapp.catalog.documents import ONLINE_WITHIN
 from webapp.catalog.models import Machine
-from webapp.jobs.claiming import QUEUE_ORDER, all_waiting_joined, keeping_gang, stands_ahead, stands_before
 from webapp.jobs.devices.joined import Rooms, is_joined, ranks_by_machine
+from webapp.jobs.devices.kept import all_waiting_joined, keeping_gang
 from webapp.jobs.devices.named import describe_needs, read_needs
 from webapp.jobs.devices.room import Room, read_room
 from webapp.jobs.models import DEVICE_JOB_KINDS, LIVE_STATES, MEMORY_REASONS, USER_JOB_KINDS, Job, State
@@ -27,6 +27,7 @@ from webapp.jobs.queries import (
     rows_of_page,
     waiting_jobs_visible_to,
 )
+from webapp.jobs.turns import QUEUE_ORDER, stands_ahead, stands_before
 
 Reason = Literal["paused", "no_plan", "not_yet", "no_machine", "offline", "busy", "next"]
 PAGE_SIZE: Final = 50

@@ -25,12 +25,12 @@ from optimizer.plan.plan import Plan
 from optimizer.workload import TrainingWorkload
 from webapp.catalog.models import Machine
 from webapp.jobs.actions import plan_job
-from webapp.jobs.claiming import QUEUE_ORDER
 from webapp.jobs.devices.joined import THERE_WITHIN_S, ranks_by_machine
 from webapp.jobs.devices.named import JOINED
 from webapp.jobs.models import Job
 from webapp.jobs.moves import claimable
 from webapp.jobs.specs.joining import JOINING_FIELDS, MACHINES, joining_of
+from webapp.jobs.turns import QUEUE_ORDER
 from webapp.planning.replanning import has_checkpoint
 from webapp.planning.search.resolve import Waiting, joined_place, place_of, resolve
 from webapp.planning.search.training import AskedTraining, find_answer

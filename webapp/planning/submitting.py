@@ -12,12 +12,12 @@ from webapp.accounts.turns import hurry
 from webapp.catalog.files.room import require_floor
 from webapp.jobs.actions import create_job
 from webapp.jobs.checkpoints import ready_branch
-from webapp.jobs.claiming import require_queue_room
 from webapp.jobs.errors import JobConflict, PlanDoesNotFit
 from webapp.jobs.models import Job, PlanOffer
 from webapp.jobs.queries import offers_visible_to
 from webapp.jobs.specs.generation import GenerateSpec, read_job_spec
 from webapp.jobs.specs.training import JobSpec
+from webapp.jobs.turns import require_queue_room
 from webapp.planning.offers import fastest_of, given_offer, offer_for, waits_for_compiled
 from webapp.planning.pricing import price_job_spec
 

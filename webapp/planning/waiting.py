@@ -12,9 +12,9 @@ from django.db.models import QuerySet
 
 from optimizer.base.errors import HeadroomError, NoFeasiblePlan
 from webapp.jobs.actions import plan_job, refuse_plan
-from webapp.jobs.claiming import QUEUE_ORDER
 from webapp.jobs.models import Job, Kind, Reason, State
 from webapp.jobs.specs.generation import read_job_spec
+from webapp.jobs.turns import QUEUE_ORDER
 from webapp.planning.offers import offer_for, waits_for_compiled
 from webapp.planning.pricing import price_job_spec
 from webapp.planning.replanning import find_next_plan, write_story

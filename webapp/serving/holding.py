@@ -15,10 +15,10 @@ from webapp.accounts.access import project_of_job
 from webapp.catalog.documents import ONLINE_WITHIN
 from webapp.catalog.models import Machine, Model
 from webapp.jobs.actions import create_job
-from webapp.jobs.claiming import require_queue_room
 from webapp.jobs.devices.room import largest_device
 from webapp.jobs.models import LIVE_STATES, TERMINAL_STATES, Job, Kind, State
 from webapp.jobs.queries import jobs_visible_to
+from webapp.jobs.turns import require_queue_room
 from webapp.serving.names import Target
 
 IDLE_S = 600

@@ -170,7 +170,7 @@ def new_generate_job(*, name: str) -> str:
     from django.contrib.auth.models import User
 
     from tests.webapp.pages import rows
-    from webapp.jobs.actions import record_phase, record_progress, record_samples
+    from webapp.attempts.records import record_phase, record_progress, record_samples
 
     job = rows.make_generate_job(User.objects.get(username="ada"), name=name)
     attempt = ATTEMPTS[job.pk] = rows.start(job)
@@ -202,7 +202,7 @@ def new_small_generate_job(*, name: str) -> str:
 
     from tests.webapp.pages import rows
     from webapp.attempts.outcome import finish_attempt
-    from webapp.jobs.actions import record_samples
+    from webapp.attempts.records import record_samples
     from webapp.jobs.models import Job
 
     job = rows.make_generate_job(User.objects.get(username="ada"), name=name)
@@ -218,7 +218,7 @@ def new_small_generate_job(*, name: str) -> str:
 def measure(*, job_id: str, first: int, last: int) -> int:
     """Steps as a worker reports them: into the database, then onto the wire. Returns how many were not taken by the wire."""
     from tests.webapp.pages import rows
-    from webapp.jobs.actions import record_progress, record_samples
+    from webapp.attempts.records import record_progress, record_samples
     from webapp.wire.publish import publish
 
     attempt = ATTEMPTS[job_id]
@@ -239,7 +239,7 @@ def fill(*, job_id: str, num_points: int) -> None:
 
 
 def keep_checkpoint(*, job_id: str, step: int) -> None:
-    from webapp.jobs.actions import record_checkpoint
+    from webapp.attempts.records import record_checkpoint
 
     attempt = ATTEMPTS[job_id]
     folder = f"checkpoints/step-{step:06d}-f{attempt.fence}"

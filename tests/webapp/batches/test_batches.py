@@ -14,13 +14,13 @@ from django.utils import timezone
 
 from tests.webapp.api.conftest import token_client
 from tests.webapp.generation import CHAT, make_writer, request
+from webapp.attempts.claiming import claim_job
 from webapp.attempts.outcome import finish_attempt
+from webapp.attempts.records import record_phase, record_progress, record_started
 from webapp.batches import actions
 from webapp.batches.actions import advance_batches
 from webapp.batches.models import Batch, BatchFile
 from webapp.catalog.models import Dataset, Machine, Model
-from webapp.jobs.actions import record_phase, record_progress, record_started
-from webapp.jobs.claiming import claim_job
 from webapp.jobs.models import Attempt, Job
 
 pytestmark = pytest.mark.django_db

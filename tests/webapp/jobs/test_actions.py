@@ -8,12 +8,13 @@ from django.contrib.auth.models import User
 from django.db import DatabaseError, transaction
 from django.utils import timezone
 
+from tests.webapp.attempts.attempts import DONE, DRAINED, failed, kinds, reread, run
 from tests.webapp.conftest import make_bench, make_spec
-from tests.webapp.jobs.attempts import DONE, DRAINED, failed, kinds, reread, run
+from webapp.attempts.claiming import claim_job
 from webapp.attempts.outcome import finish_attempt
+from webapp.attempts.records import renew_lease
 from webapp.catalog.models import Dataset, Machine, Model
-from webapp.jobs.actions import cancel_job, create_job, pause_job, renew_lease, resume_job, retry_job
-from webapp.jobs.claiming import claim_job
+from webapp.jobs.actions import cancel_job, create_job, pause_job, resume_job, retry_job
 from webapp.jobs.errors import WrongState
 from webapp.jobs.models import Job, Kind
 

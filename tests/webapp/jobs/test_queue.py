@@ -9,9 +9,9 @@ from django.utils import timezone
 
 from optimizer.base.errors import InvalidInput
 from tests.webapp.conftest import make_bench
+from webapp.attempts.claiming import claim_job
 from webapp.catalog.models import Machine
 from webapp.jobs.actions import pause_job, set_priority
-from webapp.jobs.claiming import claim_job
 from webapp.jobs.errors import JobConflict
 from webapp.jobs.models import Job, Kind
 from webapp.jobs.queue import Waiting, read_queue

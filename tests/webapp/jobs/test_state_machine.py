@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from tests.webapp.conftest import make_bench, make_person, make_spec, make_text, make_tiny_model
+from webapp.attempts import records
+from webapp.attempts.claiming import claim_job
 from webapp.attempts.outcome import finish_attempt
 from webapp.attempts.reconciling import expire_leases
 from webapp.jobs import actions
-from webapp.jobs.claiming import claim_job
 from webapp.jobs.errors import WrongState
 from webapp.jobs.models import LIVE_STATES, TERMINAL_STATES, Attempt, Job
 
@@ -99,22 +100,22 @@ class JobMachine(RuleBasedStateMachine):
         attempt = self.an_attempt(data)
         before = Job.objects.get(pk=attempt.job_id)
         expected = before.state == "starting" and before.fence == attempt.fence
-        assert actions.record_started(attempt, pid=1) is expected
+        assert records.record_started(attempt, pid=1) is expected
 
     @precondition(lambda self: self.attempts)
     @rule(data=st.data())
     def renew(self, data: st.DataObject) -> None:
         attempt = self.an_attempt(data)
-        assert actions.renew_lease(attempt).held is self.is_live(attempt)
+        assert records.renew_lease(attempt).held is self.is_live(attempt)
 
     @precondition(lambda self: self.attempts)
     @rule(data=st.data(), step=st.integers(0, 9))
     def progress(self, data: st.DataObject, step: int) -> None:
         attempt = self.an_attempt(data)
         is_live = self.is_live(attempt)
-        assert actions.record_progress(attempt, step=step, eta_s=None, summary={}) is is_live
+        assert records.record_progress(attempt, step=step, eta_s=None, summary={}) is is_live
         record = {"kind": "step", "step": step, "attempt": attempt.number}
-        assert actions.record_samples(attempt, [record]) is is_live
+        assert records.record_samples(attempt, [record]) is is_live
 
     @precondition(lambda self: self.attempts)
     @rule(data=st.data(), result=RESULTS)

@@ -13,11 +13,12 @@ from django.test import Client
 from django.urls import reverse
 from pytest_django import DjangoCaptureOnCommitCallbacks
 
+from tests.webapp.attempts.attempts import DONE, DRAINED, failed, run
 from tests.webapp.conftest import make_spec
-from tests.webapp.jobs.attempts import DONE, DRAINED, failed, run
 from webapp.attempts.outcome import finish_attempt
+from webapp.attempts.records import record_checkpoint
 from webapp.catalog.models import Dataset, Machine, Model
-from webapp.jobs.actions import CancelMode, cancel_job, record_checkpoint, retry_job
+from webapp.jobs.actions import CancelMode, cancel_job, retry_job
 from webapp.jobs.checkpoints import BRANCH_FOLDER, SOURCE_FOLDER, export_job, exports_of
 from webapp.jobs.errors import JobConflict
 from webapp.jobs.models import Attempt, Job

@@ -4,8 +4,9 @@ import pytest
 from django.db import connections
 
 from tests.webapp.conftest import make_bench, make_person, make_spec, make_text, make_tiny_model
-from webapp.jobs.actions import create_job, record_samples, record_started
-from webapp.jobs.claiming import claim_job
+from webapp.attempts.claiming import claim_job
+from webapp.attempts.records import record_samples, record_started
+from webapp.jobs.actions import create_job
 from webapp.jobs.models import Attempt
 
 

@@ -11,9 +11,9 @@ from django.contrib.auth.models import User
 from pytest_django import Settings
 
 from tests.valkey import Valkey
-from tests.webapp.jobs.attempts import DONE
+from tests.webapp.attempts.attempts import DONE
 from webapp.attempts.outcome import finish_attempt
-from webapp.jobs.actions import record_samples
+from webapp.attempts.records import record_samples
 from webapp.jobs.models import Attempt, Job
 from webapp.live import hub as hub_module
 from webapp.live import slots as slots_module

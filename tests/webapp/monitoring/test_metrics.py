@@ -11,9 +11,9 @@ from pytest_django import Settings
 
 from webapp.accounts.models import Scope
 from webapp.accounts.tokens import create_token
+from webapp.attempts.claiming import claim_job
+from webapp.attempts.records import record_samples, record_started
 from webapp.catalog.models import Machine
-from webapp.jobs.actions import record_samples, record_started
-from webapp.jobs.claiming import claim_job
 from webapp.jobs.models import Job
 
 

@@ -24,10 +24,11 @@ from optimizer.plan.kv_cache import KvCachePlan
 from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.workload import GenerationRequest, TrainingWorkload
+from webapp.attempts.claiming import claim_job
+from webapp.attempts.records import record_phase, record_started
 from webapp.catalog.models import Dataset, Model
 from webapp.catalog.models import Machine as MachineRow
-from webapp.jobs.actions import create_job, record_phase, record_started
-from webapp.jobs.claiming import claim_job
+from webapp.jobs.actions import create_job
 from webapp.jobs.models import Attempt, Job, Sample
 
 NUM_STEPS = 120

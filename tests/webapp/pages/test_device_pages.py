@@ -9,11 +9,12 @@ from django.test import Client
 from django.urls import reverse
 
 from optimizer.base.units import format_bytes
+from tests.webapp.attempts.claims.test_gangs import make_host
 from tests.webapp.conftest import MACHINE_DOCUMENT, make_bench, make_spec
-from tests.webapp.jobs.claims.test_gangs import make_host
+from webapp.attempts.claiming import claim_job
+from webapp.attempts.records import record_progress, record_started
 from webapp.catalog.models import Dataset, Machine, Model
-from webapp.jobs.actions import create_job, record_progress, record_started
-from webapp.jobs.claiming import claim_job
+from webapp.jobs.actions import create_job
 from webapp.jobs.models import Job
 from webapp.jobs.specs.joining import link_words
 from webapp.pages.shown.offer_rows import offer_rows

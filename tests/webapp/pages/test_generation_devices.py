@@ -11,9 +11,9 @@ from optimizer.base.errors import InvalidInput
 from optimizer.plan.devices.generation_layout import GenerationLayout
 from optimizer.plan.generation import GenerationPlan
 from tests.webapp.generation import make_generate_spec
+from webapp.attempts.claiming import claim_job
+from webapp.attempts.records import record_progress, record_started
 from webapp.catalog.models import Dataset, Machine, Model
-from webapp.jobs.actions import record_progress, record_started
-from webapp.jobs.claiming import claim_job
 from webapp.jobs.models import Job
 from webapp.pages.forms.generation import GenerateForm, initial_from_generate_spec
 from webapp.pages.shown.rank_rows import rank_rows

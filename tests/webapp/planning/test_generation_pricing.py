@@ -18,10 +18,11 @@ from optimizer.profile.generation import GenerationProfile
 from optimizer.search.generation.baselines import GENERATION_BASELINES
 from optimizer.workload import GenerationRequest
 from tests.webapp.generation import make_generate_spec, make_prompts, make_writer
+from webapp.attempts.claiming import claim_job
 from webapp.attempts.outcome import finish_attempt
+from webapp.attempts.records import record_progress, record_started
 from webapp.catalog.models import Dataset, Machine, Model, Profile, PromptTokens
-from webapp.jobs.actions import record_progress, record_started, retry_job
-from webapp.jobs.claiming import claim_job
+from webapp.jobs.actions import retry_job
 from webapp.jobs.models import Job
 from webapp.jobs.specs.generation import generation_workload, read_job_spec, summed_workload
 from webapp.planning.pricing import price_spec

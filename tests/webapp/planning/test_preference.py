@@ -8,9 +8,9 @@ from django.contrib.auth.models import User
 
 from optimizer.profile.fingerprints import profile_fingerprint
 from tests.webapp.conftest import make_spec
+from webapp.attempts.claiming import claim_job
 from webapp.attempts.outcome import finish_attempt
 from webapp.catalog.models import Dataset, Machine, Model, Profile
-from webapp.jobs.claiming import claim_job
 from webapp.jobs.models import Job
 from webapp.jobs.specs.training import read_spec
 from webapp.pages.forms.training import initial_from_spec

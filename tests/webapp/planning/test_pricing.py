@@ -16,11 +16,11 @@ from optimizer.plan.plan import Plan
 from optimizer.search.answer.baselines import BASELINES
 from optimizer.workload import TrainingWorkload
 from tests.webapp.conftest import MACHINE_DOCUMENT, make_spec, make_text
+from webapp.attempts.claiming import claim_job
 from webapp.attempts.outcome import finish_attempt
 from webapp.attempts.reconciling import forget_old_offers
 from webapp.catalog.actions import keep_profile, register_machine
 from webapp.catalog.models import Dataset, Machine, Model, Profile
-from webapp.jobs.claiming import claim_job
 from webapp.jobs.errors import PlanDoesNotFit
 from webapp.jobs.models import Job, PlanOffer
 from webapp.planning import offers

@@ -12,14 +12,14 @@ from optimizer.base.errors import OutOfDeviceMemory
 from optimizer.base.units import GIB, KIB
 from optimizer.hardware.devices import table_machine
 from optimizer.plan.plan import Plan
+from tests.webapp.attempts.attempts import DONE, DRAINED, kinds, run
 from tests.webapp.conftest import make_spec
-from tests.webapp.jobs.attempts import DONE, DRAINED, kinds, run
+from webapp.attempts.claiming import claim_job
 from webapp.attempts.memory import MAX_REPLANS
 from webapp.attempts.outcome import finish_attempt
+from webapp.attempts.records import record_checkpoint
 from webapp.catalog.actions import register_machine
 from webapp.catalog.models import Dataset, Machine, Model, Profile
-from webapp.jobs.actions import record_checkpoint
-from webapp.jobs.claiming import claim_job
 from webapp.jobs.models import Attempt, Job, Kind, Reason, State
 from webapp.jobs.queue import read_queue
 from webapp.planning.submitting import submit_job

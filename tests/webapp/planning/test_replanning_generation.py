@@ -12,8 +12,8 @@ from optimizer.plan.explain.diff import describe_generation_change
 from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.kv_cache import KvCachePlan
 from optimizer.plan.weights import WeightsPlan
+from tests.webapp.attempts.attempts import DONE, kinds, run
 from tests.webapp.generation import make_generate_spec, make_prompts
-from tests.webapp.jobs.attempts import DONE, kinds, run
 from webapp.attempts.memory import MAX_REPLANS, may_probe
 from webapp.attempts.outcome import finish_attempt
 from webapp.catalog.models import Machine, Model

@@ -9,10 +9,10 @@ from django.contrib.auth.models import User
 from tests import llama
 from tests.end_to_end.test_survival import PLAN
 from tests.webapp.conftest import make_spec, make_tiny_model
+from webapp.attempts.claiming import claim_job
 from webapp.catalog.actions import keep_profile
 from webapp.catalog.models import Dataset, Machine, Model
 from webapp.jobs.actions import cancel_job, pause_job, resume_job, retry_job
-from webapp.jobs.claiming import claim_job
 from webapp.jobs.models import Job, Kind, Reason, State
 from webapp.jobs.queue import read_queue
 from webapp.planning.submitting import NotPricedYet, submit_job

@@ -15,9 +15,10 @@ from pytest_django import Settings
 
 from optimizer.base.errors import InvalidInput
 from tests.webapp.webhooks.receiver import Receiver
+from webapp.attempts.claiming import claim_job
+from webapp.attempts.records import record_started
 from webapp.catalog.models import Machine
-from webapp.jobs.actions import cancel_job, record_started
-from webapp.jobs.claiming import claim_job
+from webapp.jobs.actions import cancel_job
 from webapp.jobs.models import Job
 from webapp.webhooks import sending
 from webapp.webhooks.actions import create_webhook, renew_secret, replay, send_test, set_active

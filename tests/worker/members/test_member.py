@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.webapp.attempts.attempts import DONE, run
+from tests.webapp.attempts.claims.test_gangs import make_host
 from tests.webapp.conftest import MACHINE_DOCUMENT, make_spec, make_text, make_tiny_model
-from tests.webapp.jobs.attempts import DONE, run
-from tests.webapp.jobs.claims.test_gangs import make_host
 from tests.worker.processes import is_alive, wait_for
 from webapp.attempts.outcome import finish_attempt
 from webapp.attempts.reconciling import expire_members
+from webapp.attempts.records import renew_lease
 from webapp.catalog.models import Machine
-from webapp.jobs.actions import create_job, renew_lease
+from webapp.jobs.actions import create_job
 from webapp.jobs.models import Attempt, Job, Member
 from worker.config import WorkerConfig
 from worker.members import member as module

@@ -1,7 +1,7 @@
 """Jobs over several machines: what each of their machines must have, and whether all have it at once.
 
 The machine of rank 0 leads: a worker there claims the job for all of them. A job takes only devices that no other uses, since its
-slowest rank is its speed. Which of the waiting jobs keeps devices is decided in ``claiming.py``.
+slowest rank is its speed. Which of the waiting jobs keeps devices is decided in ``kept.py``.
 """
 
 from collections.abc import Iterable, Mapping

@@ -13,10 +13,11 @@ from pytest_django import Settings
 from tests.webapp.conftest import make_spec
 from webapp.accounts.models import Membership, Role
 from webapp.accounts.tokens import create_token
+from webapp.attempts.claiming import claim_job
 from webapp.attempts.outcome import finish_attempt
+from webapp.attempts.records import record_samples, record_started
 from webapp.catalog.models import Dataset, Machine, Model
-from webapp.jobs.actions import cancel_job, record_samples, record_started
-from webapp.jobs.claiming import claim_job
+from webapp.jobs.actions import cancel_job
 from webapp.jobs.models import Artifact, Job
 
 JOB_KEYS = """id name kind state phase reason message error is_terminal cancel_requested paused priority attempt step num_steps

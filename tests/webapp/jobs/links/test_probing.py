@@ -8,8 +8,8 @@ import pytest
 from django.utils import timezone
 
 from tests.webapp.conftest import make_bench
+from webapp.attempts.claiming import claim_job
 from webapp.catalog.models import Link, Machine
-from webapp.jobs.claiming import claim_job
 from webapp.jobs.links.probing import (
     ask_for_links,
     close_offer,

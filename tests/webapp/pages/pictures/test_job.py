@@ -11,8 +11,8 @@ from pytest_django import DjangoAssertNumQueries
 from optimizer.base.units import GIB, MIB
 from tests.webapp.pages import rows
 from webapp.attempts.outcome import finish_attempt
+from webapp.attempts.records import record_samples
 from webapp.jobs.about import share_job
-from webapp.jobs.actions import record_samples
 from webapp.jobs.models import Attempt, Job
 from webapp.pages.pictures.job import JobPictures, job_pictures, loss_picture, memory_over_run, memory_within_step
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from django.test import Client
 from pytest_django import Settings
 
-from webapp.jobs.actions import record_mirror
+from webapp.attempts.records import record_mirror
 from webapp.jobs.models import Job
 
 

@@ -17,8 +17,8 @@ from optimizer.base.units import MIB
 from tests.webapp.pages import rows
 from webapp.accounts.projects import set_member
 from webapp.attempts.outcome import finish_attempt
+from webapp.attempts.records import record_checkpoint, record_progress, record_samples
 from webapp.catalog.models import Machine
-from webapp.jobs.actions import record_checkpoint, record_progress, record_samples
 from webapp.jobs.models import Job
 from webapp.pages.presentation import clock_words
 

@@ -11,8 +11,8 @@ from optimizer.hardware.machine import PROBE_DISTURBED_FACT
 from tests.webapp.conftest import make_bench
 from tests.webapp.pages import rows
 from webapp.attempts.outcome import finish_attempt
+from webapp.attempts.records import record_samples
 from webapp.catalog.models import Link, Machine
-from webapp.jobs.actions import record_samples
 from webapp.jobs.fleet import Within
 from webapp.jobs.links.probing import ask_for_links, record_failure, record_measured
 from webapp.jobs.models import Job, Member

@@ -25,7 +25,8 @@ from webapp.accounts.models import Membership, Role
 from webapp.accounts.projects import create_project, set_account_role, set_member
 from webapp.accounts.tokens import create_token
 from webapp.attempts.outcome import finish_attempt
-from webapp.jobs.actions import cancel_job, pause_job, record_checkpoint
+from webapp.attempts.records import record_checkpoint
+from webapp.jobs.actions import cancel_job, pause_job
 from webapp.jobs.models import Job
 
 pytestmark = pytest.mark.django_db

@@ -10,13 +10,13 @@ from django.test import Client
 
 from optimizer.base.errors import PlanStale
 from optimizer.hardware.machine import COMPILER_FACT, NO_COMPILER_FACT
+from tests.webapp.attempts.attempts import run
 from tests.webapp.conftest import make_spec
-from tests.webapp.jobs.attempts import run
 from tests.webapp.planning.test_replanning import run_out
+from webapp.attempts.claiming import claim_job
 from webapp.attempts.outcome import finish_attempt
 from webapp.catalog.actions import keep_profile
 from webapp.catalog.models import Dataset, Machine, Model, Profile
-from webapp.jobs.claiming import claim_job
 from webapp.jobs.models import Job
 from webapp.jobs.specs.training import read_spec
 from webapp.planning.glance import glance_at

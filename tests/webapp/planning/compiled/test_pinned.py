@@ -9,10 +9,10 @@ from django.contrib.auth.models import User
 from optimizer.base.errors import HeadroomError, InvalidPlan
 from optimizer.hardware.machine import NO_COMPILER_FACT
 from tests.webapp.conftest import make_spec
+from webapp.attempts.claiming import claim_job
 from webapp.attempts.outcome import finish_attempt
 from webapp.catalog.actions import keep_profile
 from webapp.catalog.models import Dataset, Machine, Model, Profile
-from webapp.jobs.claiming import claim_job
 from webapp.jobs.models import Job
 from webapp.jobs.specs.training import read_spec
 from webapp.planning.pricing import price_spec

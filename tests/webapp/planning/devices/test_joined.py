@@ -9,8 +9,8 @@ from django.contrib.auth.models import User
 
 from optimizer.base.errors import InvalidInput, OutOfDeviceMemory, PlanStale
 from optimizer.base.units import GIB, MIB
+from tests.webapp.attempts.attempts import DONE, run
 from tests.webapp.conftest import MACHINE_DOCUMENT, make_bench, make_spec
-from tests.webapp.jobs.attempts import DONE, run
 from webapp.attempts.outcome import finish_attempt
 from webapp.catalog.actions import register_machine
 from webapp.catalog.models import Dataset, Machine, Model

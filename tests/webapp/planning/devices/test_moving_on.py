@@ -11,12 +11,13 @@ from pytest_django import Settings
 
 from optimizer.base.units import GIB
 from optimizer.plan.plan import Plan
+from tests.webapp.attempts.attempts import kinds, reread, run
 from tests.webapp.conftest import make_bench, make_spec
-from tests.webapp.jobs.attempts import kinds, reread, run
+from webapp.attempts.claiming import claim_job
 from webapp.attempts.reconciling import expire_leases
+from webapp.attempts.records import record_checkpoint
 from webapp.catalog.models import Dataset, Machine, Model
-from webapp.jobs.actions import pause_job, record_checkpoint
-from webapp.jobs.claiming import claim_job
+from webapp.jobs.actions import pause_job
 from webapp.jobs.devices.joined import ranks_by_machine
 from webapp.jobs.models import Job, Member
 from webapp.jobs.queue import read_queue

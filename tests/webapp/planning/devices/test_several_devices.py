@@ -8,9 +8,9 @@ from django.contrib.auth.models import User
 
 from optimizer.base.errors import InvalidInput
 from tests.webapp.conftest import make_bench, make_spec
+from webapp.attempts.claiming import claim_job
 from webapp.catalog.models import Dataset, Machine, Model
 from webapp.jobs.actions import retry_job
-from webapp.jobs.claiming import claim_job
 from webapp.jobs.models import Job, State
 from webapp.pages.forms.training import JobForm, initial_from_spec
 from webapp.planning.pricing import price_spec

@@ -12,9 +12,9 @@ from optimizer.models.spec import read_model_spec
 from optimizer.profile.profile import Profile
 from tests.optimizer.profiles import trace
 from tests.webapp.conftest import make_spec
+from webapp.attempts.claiming import claim_job
 from webapp.catalog.actions import keep_profile
 from webapp.catalog.models import Dataset, Machine, Model
-from webapp.jobs.claiming import claim_job
 from webapp.jobs.models import Job
 from webapp.jobs.specs.training import read_spec
 from webapp.pages.words.plan_names import layout_words

@@ -11,13 +11,13 @@ from optimizer.base.errors import InvalidInput, OutOfDeviceMemory
 from optimizer.base.units import GIB, MIB
 from optimizer.hardware.machine import Machine as MachineSpec
 from optimizer.hardware.mixed import play_devices
+from tests.webapp.attempts.attempts import DONE, run
 from tests.webapp.conftest import MACHINE_DOCUMENT, make_spec
-from tests.webapp.jobs.attempts import DONE, run
+from webapp.attempts.claiming import claim_job
 from webapp.attempts.outcome import finish_attempt
 from webapp.catalog.actions import register_machine
 from webapp.catalog.documents import machine_documents
 from webapp.catalog.models import Dataset, Machine, Model
-from webapp.jobs.claiming import claim_job
 from webapp.jobs.devices.named import NAMED, read_needs
 from webapp.jobs.models import Reason
 from webapp.jobs.specs.generation import read_job_spec

@@ -12,10 +12,10 @@ from django.test import Client
 from django.urls import reverse
 
 from tests.webapp.generation import make_generate_spec
+from webapp.attempts.claiming import claim_job
 from webapp.attempts.outcome import finish_attempt
+from webapp.attempts.records import record_progress, record_samples, record_started
 from webapp.catalog.models import Dataset, Machine, Model, Profile
-from webapp.jobs.actions import record_progress, record_samples, record_started
-from webapp.jobs.claiming import claim_job
 from webapp.jobs.models import Job
 from webapp.planning.submitting import submit_job
 

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 from django.db import connections
 
+from tests.webapp.attempts.attempts import DONE
 from tests.webapp.conftest import MACHINE_DOCUMENT, make_bench, make_person, make_spec, make_text, make_tiny_model
-from tests.webapp.jobs.attempts import DONE
+from webapp.attempts.claiming import claim_job
 from webapp.attempts.outcome import finish_attempt
+from webapp.attempts.records import record_started
 from webapp.catalog.actions import heartbeat_machine
-from webapp.jobs.actions import create_job, record_started
-from webapp.jobs.claiming import claim_job
+from webapp.jobs.actions import create_job
 from webapp.jobs.models import LIVE_STATES, Attempt, Event, Job
 
 NUM_JOBS = 12

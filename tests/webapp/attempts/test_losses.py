@@ -9,14 +9,15 @@ from django.db import OperationalError, connection, transaction
 from django.utils import timezone
 from pytest_django import Settings
 
+from tests.webapp.attempts.attempts import DONE, DRAINED, kinds, reread
 from tests.webapp.conftest import make_bench
-from tests.webapp.jobs.attempts import DONE, DRAINED, kinds, reread
+from webapp.attempts.claiming import claim_job
 from webapp.attempts.losses import Losses, count_losses
 from webapp.attempts.outcome import finish_attempt
 from webapp.attempts.reconciling import expire_leases
+from webapp.attempts.records import record_progress, record_started
 from webapp.catalog.models import Machine, Model, Profile
-from webapp.jobs.actions import record_progress, record_started, resume_job
-from webapp.jobs.claiming import claim_job
+from webapp.jobs.actions import resume_job
 from webapp.jobs.models import Attempt, Job
 from webapp.planning.search.profile_requests import request_profile
 from webapp.planning.search.profiles import ProfileNeed

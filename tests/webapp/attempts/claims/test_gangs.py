@@ -8,11 +8,12 @@ from django.contrib.auth.models import User
 
 from optimizer.base.units import GIB
 from tests.webapp.conftest import MACHINE_DOCUMENT
+from webapp.attempts.claiming import claim_job
 from webapp.attempts.outcome import finish_attempt
+from webapp.attempts.records import record_started
 from webapp.catalog.actions import heartbeat_machine, register_machine
 from webapp.catalog.models import Machine
-from webapp.jobs.actions import pause_job, record_started, set_priority
-from webapp.jobs.claiming import claim_job
+from webapp.jobs.actions import pause_job, set_priority
 from webapp.jobs.devices.room import DESKTOP_BYTES, read_room
 from webapp.jobs.models import Attempt, Job, Kind
 from webapp.jobs.queue import read_queue

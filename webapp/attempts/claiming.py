@@ -1,49 +1,28 @@
-"""Claims the next job that a worker's machine can hold, and defines the order of what waits.
+"""Claims the next job that a worker's machine can hold.
 
-``QUEUE_ORDER`` is the one order: claims, the queue that is shown and the reconciler all sort by it. Higher priority first, then
-by ``turn``, then older. A turn is given when a job is made: profiles get 0, because planning waits for them; a person's jobs get
-one turn each, beginning where the queue stands at present. So people who have many jobs waiting and people who have one take
-turns, and nobody waits for all that another has submitted (start-time fair queueing, Goyal, Vin and Cheng, SIGCOMM 1996, section
-2.1, with every job of size one). A turn is a column and not a rank among what waits: ranks move up with each claim, and whose
-first job is the oldest would be first again each time.
-
-A job of several devices needs them all at once, and narrower jobs would take each that becomes free. So the first such job that
-this machine could hold keeps the devices it waits for: what stands behind it begins on others or not at all. What stands before
-it, by priority or turn, goes first as ever; profiles and exports need no device. Jobs that are paused, await a plan or have a
-later time to start keep nothing, and of several such jobs only the first does.
-
-A job over several machines (``devices/joined.py``) is claimed by a worker of the machine that leads it, for all of them in one
-transaction. The first of those that a machine is named for keeps its devices there likewise, once all of its machines are there.
+The order of what waits is in ``webapp/jobs/turns.py``. A job of several devices keeps those it waits for
+(``webapp/jobs/devices/kept.py``). A job over several machines (``webapp/jobs/devices/joined.py``) is claimed by a worker of the
+machine that leads it, for all of them in one transaction.
 """
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
-from django.contrib.auth.models import User
 from django.db import transaction
 from django.db.models import F, Q, QuerySet
 from django.db.models.functions import Now
 
 from optimizer.estimate.sharing import Shares, gains, host_need_together, lane_shares, slowdown
-from webapp.accounts.limits import check_queue_room
-from webapp.accounts.models import Project
 from webapp.catalog.models import Machine
 from webapp.clock import from_now
 from webapp.jobs.devices.joined import Rooms, places_for, ranks_by_machine
+from webapp.jobs.devices.kept import PLACED_BY, keeping_gang, room_left_for, waiting_joined
 from webapp.jobs.devices.members import add_members
 from webapp.jobs.devices.room import Room, needs_by_rank, read_room
 from webapp.jobs.models import DEVICE_JOB_KINDS, LIVE_STATES, Attempt, FenceSequence, Job, Kind, State
 from webapp.jobs.moves import claimable, move_job, move_jobs
-from webapp.prepared import Prepared, number_mark
-
-QUEUE_ORDER: Final = ("-priority", "turn", "created_at", "id")
-PROFILE_TURN: Final = 0
-_FIRST_TURN: Final = 1
-_READ: Final = (
-    *("kind", "prediction", "priority", "turn", "created_at"),
-    *("need_devices", "need_device_kind", "need_device_bytes", "need_ranks"),
-)
+from webapp.jobs.turns import QUEUE_ORDER, stands_ahead, stands_before
 
 
 def claim_job(
@@ -153,19 +132,6 @@ def _lock(machine: Machine, joined: Sequence[Job]) -> list[Machine]:
     return list(rows.order_by("pk"))
 
 
-def waiting_joined(machine: str) -> list[Job]:
-    """Claimable jobs over several machines, this one of them, in the queue's order. Nearly always none, which the index of what
-    is joined says without a look at the queue."""
-    ids = list(Job.joined.through.objects.filter(machine__name=machine).values_list("job_id", flat=True))
-    return list(Job.objects.filter(claimable(), pk__in=ids).order_by(*QUEUE_ORDER).only(*_READ)) if ids else []
-
-
-def all_waiting_joined() -> list[Job]:
-    """The same over whichever machines."""
-    ids = set(Job.joined.through.objects.filter(job__state=State.QUEUED).values_list("job_id", flat=True))
-    return list(Job.objects.filter(claimable(), pk__in=ids).order_by(*QUEUE_ORDER).only(*_READ)) if ids else []
-
-
 def _leads(machine: str, job: Job) -> bool:
     return next(iter(ranks_by_machine(job)), "") == machine
 
@@ -227,44 +193,8 @@ def _place_joined(job: Job, rooms: Rooms, *, machine: str) -> _Found | None:
     return _Found(job=job, places=found[machine], elsewhere=elsewhere, disturbed=disturbed, message=message)
 
 
-def room_left_for(job: Job, rooms: Rooms, machine: str) -> Room | None:
-    """The devices of a machine that the job may have: none that are kept for one ahead of it."""
-    room = rooms.of(machine)
-    gang = None if room is None else keeping_gang(rooms, room)
-    if room is None or gang is None or gang.pk == job.pk or stands_ahead(job, gang):
-        return room
-    return room.without(room.kept_for(gang))
-
-
-def keeping_gang(rooms: Rooms, room: Room, joined: Sequence[Job] | None = None) -> Job | None:
-    """The job that keeps devices of this machine: the first claimable one of several devices that it could hold its part of if no
-    other ran. Looked for once in the life of ``rooms``.
-
-    joined: jobs over this machine and others that wait, where they are at hand.
-    """
-    if room.machine in rooms.gangs:
-        return rooms.gangs[room.machine]
-    waiting = waiting_joined(room.machine) if joined is None else joined
-    found = [next((job for job in waiting if rooms.could_hold(job)), None)]
-    if room.num_devices > 1:
-        own = Job.objects.filter(claimable() & room.when_empty(), kind__in=DEVICE_JOB_KINDS, need_devices__gt=1)
-        found.append(own.order_by(*QUEUE_ORDER).only(*_READ).first())
-    gang = min((job for job in found if job is not None), key=_standing, default=None)
-    rooms.gangs[room.machine] = gang
-    return gang
-
-
-def stands_ahead(job: Job, other: Job) -> bool:
-    """``stands_before`` of two jobs that were read."""
-    return _standing(job) < _standing(other)
-
-
-def _standing(job: Job) -> tuple[Any, ...]:
-    return (-job.priority, job.turn, job.created_at, job.pk)
-
-
 def _first(candidates: "QuerySet[Job]") -> Job | None:
-    return candidates.order_by(*QUEUE_ORDER).select_for_update(skip_locked=True).only(*_READ).first()
+    return candidates.order_by(*QUEUE_ORDER).select_for_update(skip_locked=True).only(*PLACED_BY).first()
 
 
 def _place(job: Job, room: Room, *, must_gain: bool) -> _Found | None:
@@ -285,61 +215,6 @@ def _place(job: Job, room: Room, *, must_gain: bool) -> _Found | None:
     disturbed = room.all_jobs if room.kind == "cpu" else beside  # who shares the memory shares the cores
     message = _describe_sharing(len(beside), _slowest(slowdowns.values()))
     return _Found(job=job, places=places, disturbed=disturbed, slowdowns=slowdowns, message=message)
-
-
-def require_queue_room(user: Any, project: Project | None) -> None:
-    """Raises LimitReached where no further job of this person or project may wait.
-
-    Counted without a lock: a few jobs made at the same moment may go past a limit.
-    """
-    waiting = Job.objects.filter(state=State.QUEUED).order_by()
-    check_queue_room(
-        "you have",
-        lambda: waiting.filter(owner=user).count(),
-        setting="HEADROOM_MAX_QUEUED_PER_PERSON",
-        key=f"person {user.pk}",
-    )
-    if project is not None:
-        check_queue_room(
-            f"project {project.name} has",
-            lambda: waiting.filter(project=project).count(),
-            setting="HEADROOM_MAX_QUEUED_PER_PROJECT",
-            key=project.pk,
-        )
-
-
-def next_turn(owner: User | None, *, kind: str) -> int:
-    """The turn of a job that its owner submits now. Two that are made at the same moment may share one, and age decides."""
-    if kind == Kind.PROFILE:
-        return PROFILE_TURN
-    last = _LAST_TURN.values(owner_id=owner.pk) if owner is not None else list(_last_turn(None))
-    return int(max((_FIRST_TURN, *(turn for (turn,) in _PRESENT_TURN.values()), *(turn + 1 for (turn,) in last))))
-
-
-def _present_turn() -> "QuerySet[Job, Any]":
-    # what is paused or awaits its plan does not hold the others' turns back, nor does who was moved
-    ordinary = Job.objects.filter(claimable(), priority=0, turn__gte=_FIRST_TURN)
-    return ordinary.order_by("turn", "created_at", "id").values_list("turn")[:1]
-
-
-def _last_turn(owner_id: int | None) -> "QuerySet[Job, Any]":
-    waiting = Job.objects.filter(owner=owner_id, state=State.QUEUED)
-    return waiting.order_by("-turn").values_list("turn")[:1]
-
-
-_PRESENT_TURN: "Prepared[Job]" = Prepared(_present_turn)
-_LAST_TURN: "Prepared[Job]" = Prepared(lambda: _last_turn(number_mark("owner_id")), "owner_id")
-
-
-def stands_before(job: Job) -> Q:
-    """The condition that another waiting job is claimed earlier than this one."""
-    same_turn = Q(priority=job.priority, turn=job.turn)
-    return (
-        Q(priority__gt=job.priority)
-        | Q(priority=job.priority, turn__lt=job.turn)
-        | (same_turn & Q(created_at__lt=job.created_at))
-        | (same_turn & Q(created_at=job.created_at, id__lt=job.pk))
-    )
 
 
 def _note_others(machine: Machine, room: Room | None, *, places: Collection[int]) -> None:

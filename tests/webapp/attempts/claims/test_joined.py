@@ -9,12 +9,12 @@ from django.utils import timezone
 
 from optimizer.base.errors import InvalidPlan
 from optimizer.base.units import GIB
+from tests.webapp.attempts.claims.test_gangs import claim, end, make_host
 from tests.webapp.conftest import MACHINE_DOCUMENT, make_spec
-from tests.webapp.jobs.claims.test_gangs import claim, end, make_host
+from webapp.attempts.claiming import claim_job
 from webapp.catalog.actions import heartbeat_machine
 from webapp.catalog.models import Machine
 from webapp.jobs.actions import create_job, pause_job, set_priority
-from webapp.jobs.claiming import claim_job
 from webapp.jobs.devices.members import end_member, take_member
 from webapp.jobs.devices.named import read_needs, write_needs
 from webapp.jobs.devices.room import DESKTOP_BYTES, read_room

@@ -8,7 +8,7 @@ from django.db.models.functions import Now
 from django.test import Client
 from pytest_django import Settings
 
-from tests.webapp.jobs.attempts import run
+from tests.webapp.attempts.attempts import run
 from webapp.attempts.leading import find_alarm, is_unbroken_for, record_pass, release_lead, take_lead
 from webapp.catalog.models import Machine
 from webapp.clock import from_now

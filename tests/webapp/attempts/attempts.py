@@ -2,9 +2,9 @@
 
 from typing import Any
 
+from webapp.attempts.claiming import claim_job
+from webapp.attempts.records import record_started
 from webapp.catalog.models import Machine
-from webapp.jobs.actions import record_started
-from webapp.jobs.claiming import claim_job
 from webapp.jobs.models import Attempt, Job
 
 DONE: dict[str, Any] = {

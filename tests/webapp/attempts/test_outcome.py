@@ -8,11 +8,11 @@ from django.utils import timezone
 from pytest_django import Settings
 
 from optimizer.base.serialize import to_json
-from tests.webapp.jobs.attempts import DONE, DRAINED, failed, reread, run
+from tests.webapp.attempts.attempts import DONE, DRAINED, failed, reread, run
+from webapp.attempts.claiming import claim_job
 from webapp.attempts.outcome import MAX_STORE_LOSSES, finish_attempt
 from webapp.attempts.reconciling import expire_leases
-from webapp.catalog.models import Machine, Model
-from webapp.jobs.actions import (
+from webapp.attempts.records import (
     record_checkpoint,
     record_phase,
     record_progress,
@@ -20,7 +20,7 @@ from webapp.jobs.actions import (
     record_started,
     renew_lease,
 )
-from webapp.jobs.claiming import claim_job
+from webapp.catalog.models import Machine, Model
 from webapp.jobs.models import Artifact, Attempt, Job, Sample
 
 

@@ -7,11 +7,11 @@ from django.utils import timezone
 from pytest_django import Settings
 
 from tests.valkey import Valkey
-from tests.webapp.jobs.attempts import DRAINED, kinds, reread, run
+from tests.webapp.attempts.attempts import DRAINED, kinds, reread, run
 from webapp.attempts.outcome import finish_attempt
 from webapp.attempts.reconciling import enforce_deadlines, resend_hints
+from webapp.attempts.records import record_checkpoint, record_phase, record_progress, record_samples, renew_lease
 from webapp.catalog.models import Machine
-from webapp.jobs.actions import record_checkpoint, record_phase, record_progress, record_samples, renew_lease
 from webapp.jobs.models import Job, Sample
 
 

@@ -7,8 +7,8 @@ import pytest
 from django.contrib.auth.models import User
 
 from optimizer.base.units import GIB
+from tests.webapp.attempts.claims.test_gangs import claim, end
 from tests.webapp.conftest import MACHINE_DOCUMENT
-from tests.webapp.jobs.claims.test_gangs import claim, end
 from webapp.catalog.actions import register_machine
 from webapp.catalog.models import Machine
 from webapp.catalog.queries import most_devices

@@ -8,15 +8,16 @@ from django.contrib.auth.models import User
 from django.utils import timezone
 from pytest_django import Settings
 
+from tests.webapp.attempts.attempts import DRAINED, failed, kinds
+from tests.webapp.attempts.claims.test_gangs import make_host
+from tests.webapp.attempts.claims.test_joined import CARD, claim, go_away
 from tests.webapp.conftest import make_spec, make_text, make_tiny_model
-from tests.webapp.jobs.attempts import DRAINED, failed, kinds
-from tests.webapp.jobs.claims.test_gangs import make_host
-from tests.webapp.jobs.claims.test_joined import CARD, claim, go_away
 from webapp.attempts.losses import MAX_LOSSES_BLAMED
 from webapp.attempts.outcome import finish_attempt
 from webapp.attempts.reconciling import expire_members
+from webapp.attempts.records import record_started, renew_lease
 from webapp.catalog.models import Machine
-from webapp.jobs.actions import create_job, record_started, renew_lease
+from webapp.jobs.actions import create_job
 from webapp.jobs.devices.members import ask_to_drain, end_member, lose_member, renew_member, take_member
 from webapp.jobs.models import Attempt, Event, Job, Member
 

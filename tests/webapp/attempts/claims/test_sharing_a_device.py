@@ -7,14 +7,14 @@ import pytest
 from django.contrib.auth.models import User
 
 from optimizer.base.units import GIB, MIB
+from tests.webapp.attempts.attempts import reread
 from tests.webapp.conftest import make_bench, make_spec
-from tests.webapp.jobs.attempts import reread
+from webapp.attempts.claiming import claim_job
 from webapp.attempts.memory import may_probe
 from webapp.attempts.outcome import finish_attempt
 from webapp.catalog.actions import heartbeat_machine
 from webapp.catalog.models import Dataset, Machine, Model
 from webapp.jobs.actions import create_job
-from webapp.jobs.claiming import claim_job
 from webapp.jobs.devices.room import DESKTOP_BYTES, read_room
 from webapp.jobs.models import PROBED, Attempt, Job
 
