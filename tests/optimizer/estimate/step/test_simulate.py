@@ -69,6 +69,7 @@ def test_the_peak_is_that_of_a_plain_replay(model_profile: Profile) -> None:
         assert simulation.peak_task is task
 
 
+@pytest.mark.breadth
 def test_other_tiers_and_links_are_those_of_a_plain_replay(model_profile: Profile) -> None:
     for schedule, resident, _, simulation in simulated(model_profile):
         beyond = {tier: plain_simulation.find_peak_beyond(schedule, tier) for tier in ("host", "disk", "remote")}
@@ -79,12 +80,14 @@ def test_other_tiers_and_links_are_those_of_a_plain_replay(model_profile: Profil
         assert copied == plain_simulation.count_copies(schedule)
 
 
+@pytest.mark.breadth
 def test_the_time_is_that_of_a_plain_clock(model_profile: Profile) -> None:
     for schedule, _, kind, simulation in simulated(model_profile):
         if schedule.num_later <= 1:
             assert (simulation.step_ms, simulation.exposed_ms) == plain_simulation.time_two_micro_batches(schedule, kind)
 
 
+@pytest.mark.breadth
 def test_a_plan_costs_the_same_whatever_was_priced_before(model_profile: Profile) -> None:
     known = [
         estimate_training(model_profile, plan=plan, workload=workload, machine=machine)

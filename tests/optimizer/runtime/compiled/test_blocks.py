@@ -141,6 +141,7 @@ def test_all_blocks_of_a_kind_share_one_graph_and_no_step_compiles_another(count
     assert seen == [1] * NUM_STEPS
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("form", ["same", "int8"])
 def test_blocks_with_adapters_share_a_graph_too_unless_their_plain_values_differ(form: Any) -> None:
     model: Any = build_model(make_spec())

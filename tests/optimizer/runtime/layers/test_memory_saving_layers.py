@@ -7,6 +7,7 @@ import pytest
 
 from optimizer.formats.stock_layers import stock_layers, uses_memory_saving_layers
 from optimizer.models.build import build_model
+from optimizer.profile.extent import Extent
 from optimizer.profile.keep.kept import keep_profile, read_kept_profile
 from optimizer.profile.trace.trace import profile_model
 from optimizer.runtime.layers.memory_saving_layers import use_memory_saving_layers
@@ -38,11 +39,12 @@ def test_the_setting_leaves_models_as_they_are(monkeypatch: pytest.MonkeyPatch) 
 
 def test_profiles_are_kept_apart_by_it(tmp_path: Path) -> None:
     spec = make_spec("llama")
-    light = profile_model(spec)
+    extent = Extent(representations=("fp32",), choices=("keep",), shapes=((2, 16),))
+    light = profile_model(spec, extent=extent)
     keep_profile(light, folder=tmp_path)
     with stock_layers():
         assert read_kept_profile(light.model_fingerprint, is_padded=False, folder=tmp_path) is None
-        own = profile_model(spec)
+        own = profile_model(spec, extent=extent)
         keep_profile(own, folder=tmp_path)
         assert read_kept_profile(own.model_fingerprint, is_padded=False, folder=tmp_path) == own
     assert read_kept_profile(light.model_fingerprint, is_padded=False, folder=tmp_path) == light

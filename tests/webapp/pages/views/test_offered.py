@@ -232,6 +232,7 @@ SERVICE = {"people/", "people/change/"}
 """POSTs that a page offers, by who may press them."""
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize(
     ("role", "offered"),
     [(Role.VIEWER, ANYONE), (Role.MEMBER, ANYONE | MEMBERS | ADMINS), (Role.ADMIN, ANYONE | MEMBERS | ADMINS)],
