@@ -35,6 +35,7 @@ def test_the_tests_for_cards_are_collected_there() -> None:
 def test_every_part_is_imported_there() -> None:
     modules = [f"benchmarks.gpu_check.{file.stem}" for file in (ROOT / "benchmarks" / "gpu_check").glob("*.py")]
     modules += [name for part in PARTS for name in (part.module, f"{part.module}.command") if _is_there(name)]
+    modules += ["optimizer.cli"]
     done = run_bare("".join(f"import {name}\n" for name in modules if not name.endswith("__init__")))
     assert done.returncode == 0, done.stderr
 
