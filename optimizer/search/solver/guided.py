@@ -96,7 +96,7 @@ def _search_plain_nodes(book: PriceBook, nodes: Nodes) -> None:
     if not plain or len(plain) == len(book.problem.forms):
         return
     book.allow_more(MAX_PLAIN_PRICES)
-    bounded = [(node.bound_with(*plain), repr(node.setting), node) for node in nodes.look_into_all()]
+    bounded = [(node.bound_with(*plain), repr(node.setting), node) for node in nodes.look_into_all(under_ms=book.best_step_ms)]
     for bound_ms, _, node in sorted(bounded, key=lambda each: each[:2]):
         if not _is_worth(book, bound_ms):
             break

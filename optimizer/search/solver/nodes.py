@@ -160,12 +160,13 @@ class Nodes:
             elif self._is_first(first):
                 yield first
 
-    def look_into_all(self) -> Iterator[Node]:
-        """All nodes in which something may fit, in no order; those with the same bytes and times too."""
+    def look_into_all(self, *, under_ms: float) -> Iterator[Node]:
+        """All nodes with a bound under so many milliseconds, in no order; those with the same bytes and times too."""
         for base in self._book.problem.settings():
-            self._look_into(base)
+            if self._relax.base_ms(base) < under_ms:
+                self._look_into(base)
         for home in self._by_setting.values():
-            yield from (Node(home=home, chunks=chunks) for chunks, bound_ms in enumerate(home.bounds_ms) if isfinite(bound_ms))
+            yield from (Node(home=home, chunks=chunks) for chunks, bound_ms in enumerate(home.bounds_ms) if bound_ms < under_ms)
 
     def holding(self, settings: Iterable[OuterPlan]) -> Iterator[Node]:
         """The nodes of settings, in their order, as far as something may fit there. ``in_order`` passes over them."""
