@@ -5,7 +5,8 @@ own bound is under the best plan found, and of mixtures those around the counts 
 
 Bounds promise most where blocks may move to the host, and hold least there, so a search may spend its prices on promises. For
 that reason the best node of each base has its turn before the second of any, and a search that was cut off ends with plans whose
-blocks stay, whose bounds are near what they cost.
+blocks stay, whose bounds are near what they cost. One that began near known plans does without: to bound all bases takes longer
+than to price what they promise, and those plans have what an earlier search found so.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -56,7 +57,7 @@ def solve_guided(book: PriceBook, relax: Relax, *, likely: Sequence[Plan] = ()) 
     for node in turns(book, nodes):
         if _is_worth(book, node.bound_ms):
             _search_node(book, node)
-    if book.is_full:
+    if book.is_full and not settings:
         _search_plain_nodes(book, nodes)
     book.floor_ms = nodes.floor_ms
     return lambda setting: _is_worth(book, nodes.least_ms(setting))
