@@ -94,7 +94,7 @@ def generate_attempt(
     if rank.shares_lines:
         _take_others(progress, read_finished(folders))
     reporter.phase("saving", "writing the results in the order of the prompts")
-    files = write_finished(progress.finished, job_folder=work.job_folder)
+    files = write_finished(progress.finished, job_folder=work.job_folder, fence=attempt["fence"])
     return _result(progress, measured, files=[asdict(file) for file in files])
 
 

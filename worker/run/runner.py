@@ -127,7 +127,7 @@ def run_attempt(attempt: dict[str, Any], *, reporter: Reporter, should_stop: Sto
 def _event_file(attempt: dict[str, Any], reporter: Reporter) -> list[dict[str, Any]]:
     """Write the measurements for TensorBoard. A failure here must not cost the attempt its result."""
     try:
-        return leave_event_file(reporter.folder, attempt_number=attempt["attempt"])
+        return leave_event_file(reporter.folder, attempt_number=attempt["attempt"], fence=attempt["fence"])
     except Exception:
         _print_traceback()
         return []

@@ -32,7 +32,7 @@ class TrainingRun:
     """``cpu`` or ``cuda:0``."""
     attempt: int
     fence: int
-    """Goes into checkpoints, so that a superseded attempt's can be distinguished."""
+    """Goes into the names of checkpoints and artifacts, so that a superseded attempt's can be distinguished."""
     job_folder: Path
     weights_folder: Path | None
     """Folder of the weights that fine-tuning starts from."""
@@ -67,6 +67,7 @@ class TrainingRun:
             tokenizer_file=self.tokenizer_file,
             model_folder=self.model_folder or self.weights_folder,
             job_folder=self.job_folder,
+            fence=self.fence,
             name=self.name,
         )
 

@@ -21,7 +21,14 @@ from optimizer.runtime.job.checkpoint import find_resumable
 from optimizer.runtime.job.train import train
 from optimizer.runtime.job.training_run import Measured, TrainingRun
 from tests.optimizer.runtime.counted_card import counted_card
-from tests.optimizer.runtime.tiny import make_plan, make_spec, make_workload, write_token_file, write_tokenizer
+from tests.optimizer.runtime.tiny import (
+    artifacts_of,
+    make_plan,
+    make_spec,
+    make_workload,
+    write_token_file,
+    write_tokenizer,
+)
 
 
 def never() -> bool:
@@ -60,7 +67,7 @@ def stop_after(messages: list[Any], step: int) -> Callable[..., Any]:
 
 
 def weights_of(run: TrainingRun) -> dict[str, torch.Tensor]:
-    return load_file(run.job_folder / "artifacts" / "model" / "model.safetensors")
+    return load_file(artifacts_of(run.job_folder) / "model" / "model.safetensors")
 
 
 def test_a_job_trains_and_leaves_weights_a_sample_and_its_measurements(make_run: Callable[..., TrainingRun]) -> None:
