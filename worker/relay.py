@@ -78,7 +78,7 @@ class AskRelay:
         try:
             if left:
                 self._wire.reply(left)
-            self._wire.unmark()
+            self._wire.unmark(str(self._attempt.number))
         except (redis.RedisError, OSError) as error:
             logger.warning("%s: %d asks stay without an answer: %s", self._attempt, len(left), error)
         self._wire.close()
