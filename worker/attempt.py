@@ -124,7 +124,7 @@ class _AttemptRun:
             outage_s=config.outage_s,
         )
         self._pending: list[Callable[[], object]] = []
-        self._mirrors = Mirrors(self._job, attempt_folder=self._folder)
+        self._mirrors = Mirrors(attempt, attempt_folder=self._folder)
         self._stop = StopOrder(grace_s=config.grace_s)
         self._host_kills = HostKills()
         self._retry_at = float("-inf")

@@ -17,7 +17,7 @@ from django.db import Error as DatabaseError
 from django.db import connections
 
 from webapp.attempts.records import record_mirror
-from webapp.jobs.models import Job, Kind
+from webapp.jobs.models import Attempt, Kind
 from worker.run.child import BASE_VARIABLES, isolated_command
 
 logger = logging.getLogger(__name__)
@@ -49,20 +49,21 @@ def mirror_environment(environment: Mapping[str, str], *, name: str, home: Path)
 class Mirrors:
     """The mirrors of one attempt. Nothing here raises what would end the attempt."""
 
-    def __init__(self, job: Job, *, attempt_folder: Path) -> None:
-        self._job = job
+    def __init__(self, attempt: Attempt, *, attempt_folder: Path) -> None:
+        self._attempt = attempt
         self._folder = attempt_folder
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def start(self) -> None:
-        for name in self._job.spec.get("mirrors", ()) if self._job.kind in (Kind.TRAIN, Kind.GENERATE) else ():
+        job = self._attempt.job
+        for name in job.spec.get("mirrors", ()) if job.kind in (Kind.TRAIN, Kind.GENERATE) else ():
             if name not in settings.HEADROOM_MIRRORS:
-                _record(self._job.pk, name, trouble="this worker has not opened it (HEADROOM_MIRRORS)")
+                _record(self._attempt, name, trouble="this worker has not opened it (HEADROOM_MIRRORS)")
                 continue
             try:
                 self._start(name)
             except OSError as error:
-                _record(self._job.pk, name, trouble=f"its process could not be started: {error.strerror}")
+                _record(self._attempt, name, trouble=f"its process could not be started: {error.strerror}")
 
     def end(self, outcome: str) -> None:
         """Say how the attempt ended, and leave them: they have a minute of their own for what is still to be sent."""
@@ -73,7 +74,7 @@ class Mirrors:
                 process.stdin.write(f"{outcome if outcome in ENDINGS else ''}\n".encode())
                 process.stdin.close()
             except OSError as error:
-                logger.warning("a mirror of %s was gone before the run's end: %s", self._job.pk, error.strerror)
+                logger.warning("a mirror of %s was gone before the run's end: %s", self._attempt, error.strerror)
         self._processes = []
 
     def _start(self, name: str) -> None:
@@ -89,34 +90,35 @@ class Mirrors:
             start_new_session=True,
         )
         self._processes.append(process)
-        threading.Thread(target=_follow_in_thread, args=(process, self._job.pk, name), name=f"mirror-{name}", daemon=True).start()
+        arguments = (process, self._attempt, name)
+        threading.Thread(target=_follow_in_thread, args=arguments, name=f"mirror-{name}", daemon=True).start()
 
 
-def follow(process: "subprocess.Popen[bytes]", job_id: str, name: str) -> None:
+def follow(process: "subprocess.Popen[bytes]", attempt: Attempt, name: str) -> None:
     """Keep what a mirror says with its job, until it has ended."""
     url = trouble = ""
     try:
         for line in process.stdout or ():
             said = json.loads(line)
             url, trouble = str(said["url"]), str(said["trouble"])
-            _record(job_id, name, url=url, trouble=trouble)
+            _record(attempt, name, url=url, trouble=trouble)
         if (exit_code := process.wait()) and not trouble:
-            _record(job_id, name, url=url, trouble=f"its process ended with exit code {exit_code}")
+            _record(attempt, name, url=url, trouble=f"its process ended with exit code {exit_code}")
     except Exception:
-        logger.exception("mirror %s of %s is no longer followed", name, job_id)
+        logger.exception("mirror %s of %s is no longer followed", name, attempt)
 
 
-def _follow_in_thread(process: "subprocess.Popen[bytes]", job_id: str, name: str) -> None:
+def _follow_in_thread(process: "subprocess.Popen[bytes]", attempt: Attempt, name: str) -> None:
     try:
-        follow(process, job_id, name)
+        follow(process, attempt, name)
     finally:
         connections.close_all()
 
 
-def _record(job_id: str, name: str, *, url: str = "", trouble: str = "") -> None:
+def _record(attempt: Attempt, name: str, *, url: str = "", trouble: str = "") -> None:
     if trouble:
-        logger.warning("mirror %s of %s: %s", name, job_id, trouble)
+        logger.warning("mirror %s of %s: %s", name, attempt, trouble)
     try:
-        record_mirror(job_id, name=name, url=url, trouble=trouble)
-    except (DatabaseError, Job.DoesNotExist) as error:
-        logger.warning("mirror %s of %s: its state was not written: %s", name, job_id, error)
+        record_mirror(attempt, name=name, url=url, trouble=trouble)
+    except DatabaseError as error:
+        logger.warning("mirror %s of %s: its state was not written: %s", name, attempt, error)

@@ -13,7 +13,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from worker import django_setup  # noqa: F401
@@ -22,6 +22,7 @@ from worker import django_setup  # noqa: F401
 from django.db import Error as DatabaseError
 from django.db import connection
 
+from optimizer.runtime.job.export.place import ARTIFACTS_FOLDER, fence_of_artifacts
 from webapp.attempts.leading import is_unbroken_for, record_pass, release_lead, take_lead
 from webapp.attempts.reconciling import (
     enforce_deadlines,
@@ -36,7 +37,7 @@ from webapp.catalog.removal import purge_deleted
 from webapp.catalog.uploads import drop_abandoned
 from webapp.jobs.about import purge_deleted_jobs
 from webapp.jobs.checkpoints import BRANCH_FOLDER, SOURCE_FOLDER
-from webapp.jobs.models import LIVE_STATES, Job
+from webapp.jobs.models import LIVE_STATES, Artifact, Job
 from webapp.planning.moving_on import MovingOn
 from webapp.planning.waiting import plan_waiting_jobs
 from webapp.schema import end_on_newer_database
@@ -54,6 +55,8 @@ TRY_EVERY_S = 1.0
 _MIN_TERM_S = 2.0
 _MIN_GAP_S = 10.0
 _ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_AT_ONCE = 500
+"""Folders whose rows one query asks for."""
 _STAGED = re.compile(r"\.tmp-step-\d+-f(?P<fence>\d+)")
 
 
@@ -152,11 +155,13 @@ class Reconciler:
 
     def _keep_clean(self) -> None:
         """A thread of its own: the folder of a large model takes minutes to remove."""
+        settled: set[Path] = set()
 
         def pass_once() -> list[str]:
             forget_old_offers()
             removed = [*purge_deleted(), *purge_deleted_jobs(), *drop_abandoned()]
             remove_dead_staging(self._config.home)
+            remove_dead_artifacts(self._config.home, settled=settled)
             remove_old_spool(self._config.home)
             remove_unused_checkpoints(self._config.home)
             return removed
@@ -237,6 +242,31 @@ def remove_dead_staging(home: Path) -> int:
     live = dict(Job.objects.filter(pk__in=job_ids, state__in=LIVE_STATES).values_list("pk", "fence"))
     dead = [path for path in staged if live.get(path.parent.parent.name) != _fence_of(path)]
     return _remove_all(dead)
+
+
+def remove_dead_artifacts(home: Path, *, settled: set[Path]) -> int:
+    """Artifacts that no row names, of attempts that no longer hold their job: exports that were cut short, came too late or were
+    made anew. The number of folders removed.
+
+    settled: folders of jobs that have ended or are not known, which need no second look; others are added.
+    """
+    found = [path for path in (home / "jobs").glob(f"*/{ARTIFACTS_FOLDER}/f*") if path not in settled]
+    folders = [path for path in found if fence_of_artifacts(path) is not None]
+    parts = [folders[start : start + _AT_ONCE] for start in range(0, len(folders), _AT_ONCE)]
+    return _remove_all([path for part in parts for path in _dead_artifacts(part, home=home, settled=settled)])
+
+
+def _dead_artifacts(folders: list[Path], *, home: Path, settled: set[Path]) -> Iterator[Path]:
+    # the jobs first: one that ends meanwhile has its rows by then
+    jobs = {job.pk: job for job in Job.objects.filter(pk__in={path.parts[-3] for path in folders}).only("state", "fence")}
+    files = Artifact.objects.filter(job__in=jobs).values_list("file", flat=True)
+    named = {home.joinpath(*Path(file).parts[:4]) for file in files}
+    for path in folders:
+        job = jobs.get(path.parts[-3])
+        if job is None or (path in named and job.is_terminal):
+            settled.add(path)
+        elif path not in named and not (job.state in LIVE_STATES and job.fence == fence_of_artifacts(path)):
+            yield path
 
 
 def remove_old_spool(home: Path) -> int:

@@ -21,9 +21,9 @@ from django.utils import timezone
 from webapp.jobs.devices.room import read_room
 from webapp.jobs.models import DEVICE_JOB_KINDS, Attempt, Job
 from webapp.jobs.moves import claimable
+from webapp.jobs.trained_model import folder_left
 from webapp.wire.serving import SupervisorWire
 from worker.config import WorkerConfig
-from worker.run.brief import job_folder
 from worker.run.pipe import encode_line
 
 logger = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ class AskRelay:
         try:
             if left:
                 self._wire.reply(left)
-            self._wire.unmark()
+            self._wire.unmark(str(self._attempt.number))
         except (redis.RedisError, OSError) as error:
             logger.warning("%s: %d asks stay without an answer: %s", self._attempt, len(left), error)
         self._wire.close()
@@ -111,15 +111,26 @@ class AskRelay:
             with self._lock:
                 self._open[ask["id"]] = ask["listener"]
             self._wire.reply([(ask["listener"], {"id": ask["id"], "type": "taken", "attempt": self._attempt.number})])
-            if adapter := ask.get("adapter"):
-                ask["adapter_folder"] = str(self._adapter_folder(adapter))
+            if ask.get("adapter") and not self._find_adapter(ask):
+                return
         else:
             with self._lock:
                 self._open.pop(ask["id"], None)
         self._own.sendall(encode_line(ask))
 
-    def _adapter_folder(self, job_id: str) -> Path:
-        return job_folder(self._home, Path(job_id).name) / "artifacts" / "adapter"
+    def _find_adapter(self, ask: Document) -> bool:
+        """Say in the ask where its adapter lies. False where the database does not answer; the ask then has its answer."""
+        close_old_connections()
+        try:
+            ask["adapter_folder"] = str(folder_left(Path(ask["adapter"]).name, kind="adapter", home=self._home))
+        except DatabaseError as error:
+            logger.warning("%s: an adapter cannot be looked up: %s", self._attempt, error)
+            connections.close_all()
+            with self._lock:
+                self._open.pop(ask["id"], None)
+            self._wire.reply([(ask["listener"], _lost(ask["id"], "the database did not answer; ask again"))])
+            return False
+        return True
 
     def _mark(self) -> None:
         if time.monotonic() - self._marked_at >= _MARK_EVERY_S or not self._open:
@@ -169,6 +180,5 @@ class AskRelay:
             logger.warning("%s: an answer was lost: %s", self._attempt, error)
 
 
-def _lost(ask_id: str) -> Document:
-    message = "the model's process ended; ask again"
+def _lost(ask_id: str, message: str = "the model's process ended; ask again") -> Document:
     return {"id": ask_id, "type": "error", "code": "server_lost", "message": message, "param": None}

@@ -168,8 +168,10 @@ def check_artifacts(jobs: list[dict[str, Any]]) -> list[str]:
 
 def check_leftovers() -> list[str]:
     home = Path(settings.HEADROOM_HOME)
-    staged = [*home.glob("jobs/*/checkpoints/.tmp-*"), *home.glob("jobs/*/artifacts/*/.state.txt"), *home.glob("spool/*")]
-    found = [f"{path.relative_to(home)} is left" for path in staged]
+    staged = [*home.glob("jobs/*/checkpoints/.tmp-*"), *home.glob("jobs/*/artifacts/*/*/.state.txt"), *home.glob("spool/*")]
+    named = {Path(file).parts[:4] for file in Artifact.objects.values_list("file", flat=True)}
+    unnamed = [path for path in home.glob("jobs/*/artifacts/f*") if path.relative_to(home).parts not in named]
+    found = [f"{path.relative_to(home)} is left" for path in (*staged, *unnamed)]
     open_keys = IdempotencyKey.objects.filter(status=None).count()
     return [*found, *([f"{open_keys} idempotency keys are held by nobody's request"] if open_keys else [])]
 

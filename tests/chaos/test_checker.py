@@ -134,6 +134,12 @@ def leave_half() -> None:
     (settings.HEADROOM_HOME / "jobs" / Job.objects.get().pk / "checkpoints" / ".tmp-step-000004-f1").mkdir(parents=True)
 
 
+def leave_unnamed() -> None:
+    from django.conf import settings
+
+    (settings.HEADROOM_HOME / "jobs" / Job.objects.get().pk / "artifacts" / "f1" / "model").mkdir(parents=True)
+
+
 def hold_key() -> None:
     IdempotencyKey.objects.create(user=Job.objects.get().owner, key="k", request_sha256="0" * 64)
 
@@ -161,6 +167,7 @@ def reorder_attempts() -> None:
         (damage_artifact, "artifacts are what their sums say", "is not what its sum says"),
         (lambda: Artifact.objects.all().delete(), "artifacts are what their sums say", "succeeded and left nothing"),
         (leave_half, "nothing half-made is left", ".tmp-step-000004-f1 is left"),
+        (leave_unnamed, "nothing half-made is left", "artifacts/f1 is left"),
         (hold_key, "nothing half-made is left", "1 idempotency keys are held"),
     ],
 )

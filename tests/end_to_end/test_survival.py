@@ -1,8 +1,10 @@
 """A real job on real processes: whatever is killed, it ends with the weights of an undisturbed run, bit for bit."""
 
+import hashlib
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -197,6 +199,35 @@ def test_a_worker_that_slept_past_its_lease_changes_nothing_when_it_wakes(jobs: 
     # a worker halted within a write is woken and halted again; the pause of the two can be the one that its process ended for
     assert first["outcome"] in ("worker_lost", "drained")
     assert second["outcome"] == "succeeded"
+
+
+def test_a_process_that_wakes_within_its_export_leaves_what_the_next_attempt_left(jobs: TrainJobs, undisturbed: Any) -> None:
+    job = jobs.start()
+    pid = jobs.wait_until_trained(job, step=CHECKPOINT_EVERY)
+    folder = jobs.stack.home / "jobs" / job
+    result = folder / "attempts" / "1" / ".result.json"
+    os.mkfifo(result)  # the last that it writes, for which it waits here
+    wait_for(lambda: list(folder.glob("artifacts/*/tensorboard/*")), what="all else that it leaves", timeout_s=60)
+    os.kill(pid, signal.SIGSTOP)
+    jobs.stack.halt("worker")
+    jobs.stack.start_worker("other", HEADROOM_WORKER_NAME="other")
+    try:
+        assert_same_end(jobs, job, undisturbed)
+        reader = os.open(result, os.O_RDONLY | os.O_NONBLOCK)
+        os.kill(pid, signal.SIGCONT)
+        wait_for(lambda: not is_alive(pid), what="the end of what came too late")
+        os.close(reader)
+    finally:
+        jobs.stack.wake("worker")
+        jobs.stack.terminate("other")
+    rows = {jobs.stack.home / row["file"]: row["sha256"] for row in jobs.stack.ask("artifacts", job=job)}
+    wait_for(lambda: set(files_below(folder / "artifacts")) == set(rows), what="nothing but what the next attempt left")
+    assert {file: hashlib.sha256(file.read_bytes()).hexdigest() for file in rows} == rows
+    assert [attempt["outcome"] for attempt in jobs.attempts(job)][1:] == ["succeeded"]
+
+
+def files_below(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
 
 
 def test_a_job_whose_worker_is_halted_stops_itself_before_it_is_given_away(jobs: TrainJobs) -> None:

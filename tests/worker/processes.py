@@ -10,11 +10,20 @@ T = TypeVar("T")
 
 def is_alive(pid: int) -> bool:
     """A zombie has ended; in a container nobody may be there to reap it."""
+    return _state_of(pid) not in "ZX"
+
+
+def is_halted(pid: int) -> bool:
+    """True for one that a signal has stopped and none has sent on."""
+    return _state_of(pid) == "T"
+
+
+def _state_of(pid: int) -> str:
+    """The kernel's letter; X for a process that has gone."""
     try:
-        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
     except OSError:
-        return False
-    return state not in "ZX"
+        return "X"
 
 
 def parent_of(pid: int) -> int | None:

@@ -15,7 +15,14 @@ from webapp.attempts.outcome import finish_attempt
 from webapp.jobs.models import Attempt, Job
 from webapp.webhooks.actions import create_webhook, send_test
 from worker.config import WorkerConfig
-from worker.reconciler import SPOOL_AGE_S, Reconciler, remove_dead_staging, remove_old_spool, remove_unused_checkpoints
+from worker.reconciler import (
+    SPOOL_AGE_S,
+    Reconciler,
+    remove_dead_artifacts,
+    remove_dead_staging,
+    remove_old_spool,
+    remove_unused_checkpoints,
+)
 
 
 @pytest.fixture
@@ -66,6 +73,56 @@ def test_finished_checkpoints_are_never_touched(attempt: Attempt, folder: Path) 
     path.mkdir(parents=True)
     remove_dead_staging(folder)
     assert path.exists()
+
+
+def leave(folder: Path, job_id: str, fence: int) -> Path:
+    path = folder / "jobs" / job_id / "artifacts" / f"f{fence}"
+    (path / "model").mkdir(parents=True)
+    (path / "model" / "config.json").write_bytes(b"{}")
+    return path
+
+
+def succeed(attempt: Attempt) -> None:
+    file = f"artifacts/f{attempt.fence}/model/config.json"
+    named = {"kind": "model", "name": "config.json", "file": file, "num_bytes": 2, "sha256": "0" * 64}
+    finish_attempt(attempt, result={"outcome": "succeeded", "artifacts": [named]}, exit_code=0)
+
+
+def test_artifacts_of_the_present_claim_and_those_that_rows_name_are_left_alone(attempt: Attempt, folder: Path) -> None:
+    path, settled = leave(folder, attempt.job_id, attempt.fence), set[Path]()
+    assert remove_dead_artifacts(folder, settled=settled) == 0
+    assert settled == set()  # its job may lose it yet
+    succeed(attempt)
+    assert remove_dead_artifacts(folder, settled=settled) == 0
+    assert path.exists()
+    assert settled == {path}
+
+
+def test_artifacts_that_a_lost_attempt_leaves_are_removed_also_after_a_later_one_has_ended(
+    attempt: Attempt, folder: Path
+) -> None:
+    later, settled = leave(folder, attempt.job_id, attempt.fence), set[Path]()
+    for ends in (False, True):
+        if ends:
+            succeed(attempt)
+        earlier = leave(folder, attempt.job_id, attempt.fence - 1)
+        assert remove_dead_artifacts(folder, settled=settled) == 1
+        assert not earlier.exists()
+        assert later.exists()
+
+
+def test_an_export_that_was_cut_short_is_removed_while_its_job_waits(attempt: Attempt, folder: Path) -> None:
+    path = leave(folder, attempt.job_id, attempt.fence)
+    finish_attempt(attempt, result=None, exit_code=-9)
+    assert remove_dead_artifacts(folder, settled=set()) == 1
+    assert not path.exists()
+
+
+def test_artifacts_of_a_job_that_a_restored_backup_does_not_know_and_of_older_versions_stay(db: None, folder: Path) -> None:
+    paths = [leave(folder, "job_restored", 3), folder / "jobs" / "job_old" / "artifacts" / "model"]
+    paths[1].mkdir(parents=True)
+    assert remove_dead_artifacts(folder, settled=set()) == 0
+    assert all(path.exists() for path in paths)
 
 
 def test_uploads_that_broke_off_a_day_ago_are_removed_and_younger_ones_kept(folder: Path) -> None:

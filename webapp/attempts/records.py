@@ -152,13 +152,15 @@ def record_checkpoint(attempt: Attempt, *, step: int, folder: str, manifest_sha2
     return True
 
 
-def record_mirror(job_id: str, *, name: str, url: str, trouble: str) -> None:
-    """Keep how the copy of a run at another service is doing, also after the run's end; a new trouble is an event.
-
-    Nothing of the attempt hangs on it, so it needs no fence.
+def record_mirror(attempt: Attempt, *, name: str, url: str, trouble: str) -> None:
+    """Keep how the copy of a run at another service is doing, also after the attempt's end, until the next one begins, whose own
+    mirror has the word from then on; a new trouble is an event.
     """
     with transaction.atomic():
-        job = Job.objects.select_for_update(of=("self",)).get(pk=job_id)
+        own = Q(pk=attempt.job_id, fence=attempt.fence)
+        job = Job.objects.select_for_update(of=("self",)).filter(own).first()
+        if job is None:
+            return
         mirrors = job.summary.get("mirrors", {})
         known = mirrors.get(name, {})
         status = {"url": url if url.startswith(("https://", "http://")) else "", "trouble": trouble}
@@ -166,8 +168,6 @@ def record_mirror(job_id: str, *, name: str, url: str, trouble: str) -> None:
             return
         summary = {**job.summary, "mirrors": {**mirrors, name: status}}
         if not trouble or trouble == known.get("trouble"):
-            Job.objects.filter(pk=job_id).update(summary=summary)
+            Job.objects.filter(own).update(summary=summary)
             return
-        move_job(
-            job_id, when=Q(pk=job_id), changes={"summary": summary}, kind="mirror_failed", actor=name, message=trouble
-        )
+        move_job(job.pk, when=own, changes={"summary": summary}, kind="mirror_failed", actor=name, message=trouble)

@@ -63,6 +63,12 @@ def what_is_left(job: Job) -> Left:
     return "model" if "model" in kinds else "adapter" if kinds else ""
 
 
+def folder_left(job_id: str, *, kind: Left, home: Path) -> Path:
+    """Folder of a finished run's model or adapters; one that is not there where the run left none."""
+    artifact = Artifact.objects.filter(job_id=job_id, kind=kind).first()
+    return home / (artifact.file.removesuffix(f"/{artifact.name}") if artifact else f"jobs/{job_id}/{kind}")
+
+
 def _exported(job: Job) -> list[Artifact]:
     """The files of the exported model. Raises WrongState, NoModelLeft."""
     if not job.is_terminal:

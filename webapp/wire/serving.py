@@ -77,8 +77,10 @@ class SupervisorWire:
         """mark: which attempt it is."""
         self._client.set(alive_key(self._job_id), mark, ex=ALIVE_S)
 
-    def unmark(self) -> None:
-        self._client.delete(alive_key(self._job_id))
+    def unmark(self, mark: str) -> None:
+        """Take the mark away, unless it is another attempt's by now."""
+        if self._client.get(alive_key(self._job_id)) == mark:
+            self._client.delete(alive_key(self._job_id))
 
     def close(self) -> None:
         self._client.close()

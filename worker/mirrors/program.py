@@ -29,14 +29,16 @@ def main() -> int:
     os.nice(10)
     run, last_attempt = read_run(folder)
     run.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    tail = Tail(folder.parent.parent, last_attempt=last_attempt, mark_file=run.folder / f"{name}.json")
+    tail = Tail(folder.parent.parent, last_attempt=last_attempt, marks_folder=run.folder, mirror=name)
     Copying(name, run=run, tail=tail, voice=voice).run(ending)
     sys.stdout.flush()
     os._exit(0)  # past what libraries do at exit: all has been said and done, and they may wait for a service that is away
 
 
 class Copying:
-    """Turn after turn until the run's end."""
+    """Turn after turn until the run's end, or until a later attempt has begun: a worker that was halted may have left this mirror
+    over, and the later attempt's own sends what is left and says what has become of the run.
+    """
 
     def __init__(self, name: str, *, run: Run, tail: Tail, voice: Voice) -> None:
         self._name = name
@@ -48,18 +50,20 @@ class Copying:
 
     def run(self, ending: Ending) -> None:
         is_over = False
-        while not is_over:
+        while not is_over and not self._tail.is_passed_on:
             is_over = ending.wait(PERIOD_S)
             if self._mirror is not None or is_over or time.monotonic() >= self._reopen_at_s:
                 self._turn(ending.word if is_over else None)
 
     def _turn(self, ending: str | None) -> None:
+        if self._tail.is_passed_on:
+            return
         try:
             mirror = self._open()
             while events := self._tail.next():
                 mirror.log(events)
                 self._tail.keep()
-            if ending is not None:
+            if ending is not None and not self._tail.is_passed_on:
                 mirror.finish(ending)
             self._voice.say(trouble="")
         except ImportError as error:

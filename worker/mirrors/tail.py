@@ -1,9 +1,11 @@
 """Measurements of a job that a mirror has not had yet, of all its attempts in their order.
 
-A mirror keeps beside the job how far it has come in each attempt's file. What was sent and not noted is sent again.
+A mirror keeps beside the job how far it has come in each attempt's file, in a file of its own attempt, so that one that was
+left over writes over nothing that a later one has noted. What was sent and not noted is sent again.
 """
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 from worker.mirrors.scalars import Scalars, read_record, scalars_of
@@ -14,12 +16,19 @@ MAX_EVENTS = 500
 class Tail:
     """Take ``next``; call ``keep`` once it was sent."""
 
-    def __init__(self, job_folder: Path, *, last_attempt: int, mark_file: Path) -> None:
+    def __init__(self, job_folder: Path, *, last_attempt: int, marks_folder: Path, mirror: str) -> None:
+        """mirror: its name."""
         self._attempts = job_folder / "attempts"
         self._last_attempt = last_attempt
-        self._mark_file = mark_file
-        self._offsets = _read_mark(mark_file)
+        self._mark_file = marks_folder / f"{mirror}-{last_attempt}.json"
+        self._offsets = _read_marks(marks_folder.glob(f"{mirror}*.json"))
         self._taken: dict[str, int] = {}
+
+    @property
+    def is_passed_on(self) -> bool:
+        """True once a later attempt has begun, whose own mirror sends all that is left."""
+        numbers = [path.parent.name for path in self._attempts.glob("*/attempt.json")]
+        return any(number.isdigit() and int(number) > self._last_attempt for number in numbers)
 
     def next(self) -> list[Scalars]:
         """At most MAX_EVENTS; empty when all that is there was sent."""
@@ -57,9 +66,14 @@ def _read(file: Path, start_bytes: int) -> tuple[list[Scalars], int]:
     return events, end_bytes
 
 
-def _read_mark(file: Path) -> dict[str, int]:
-    try:
-        found = json.loads(file.read_text())
-    except (OSError, ValueError):
-        return {}
-    return {str(key): int(value) for key, value in found.items()}
+def _read_marks(files: Iterable[Path]) -> dict[str, int]:
+    """The furthest that any of them has come in each attempt's file."""
+    furthest: dict[str, int] = {}
+    for file in files:
+        try:
+            found = json.loads(file.read_text())
+        except (OSError, ValueError):
+            continue
+        for key, value in found.items():
+            furthest[str(key)] = max(furthest.get(str(key), 0), int(value))
+    return furthest

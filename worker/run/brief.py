@@ -18,6 +18,7 @@ from webapp.jobs.checkpoints import BRANCH_FOLDER, SOURCE_FOLDER
 from webapp.jobs.devices.joined import is_joined
 from webapp.jobs.devices.named import read_needs
 from webapp.jobs.models import Attempt, Job, Kind, Member
+from webapp.jobs.trained_model import folder_left
 
 
 def job_folder(home: Path, job_id: str) -> Path:
@@ -126,7 +127,7 @@ def _serving_part(job: Job, *, home: Path) -> dict[str, Any]:
     folder, spec = model_folder(job.model, home=home), job.spec
     weights = weights_part(job.model, home=home)
     if weights_job := spec.get("weights_job"):
-        weights = {"weights_folder": str(job_folder(home, weights_job) / "artifacts" / "model"), "linked_files": []}
+        weights = {"weights_folder": str(folder_left(weights_job, kind="model", home=home)), "linked_files": []}
     return {
         **weights,
         "model_name": job.model.name,

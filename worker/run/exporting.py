@@ -27,6 +27,7 @@ def export_attempt(attempt: dict[str, Any], *, reporter: Reporter, should_stop: 
         model_folder=Path(attempt["model_folder"]) if starts_from_weights else None,
         tokenizer_file=Path(attempt["tokenizer_file"]) if attempt["tokenizer_file"] else None,
         job_folder=Path(attempt["job_folder"]),
+        fence=attempt["fence"],
         name=attempt["model_name"],
     )
     return export_checkpoint(run, report=reporter)

@@ -5,7 +5,6 @@ becomes an entry of the error file; it does not end the job. Stop texts are look
 and end their sequence; what is written of it ends before them.
 """
 
-import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -94,7 +93,7 @@ def generate_attempt(
     if rank.shares_lines:
         _take_others(progress, read_finished(folders))
     reporter.phase("saving", "writing the results in the order of the prompts")
-    files = write_finished(progress.finished, job_folder=work.job_folder)
+    files = write_finished(progress.finished, job_folder=work.job_folder, fence=attempt["fence"])
     return _result(progress, measured, files=[asdict(file) for file in files])
 
 
@@ -181,11 +180,11 @@ def _generate(
         each = progress.waiting.pop(int(finished.id))
         result = _answer(work, each, finished)
         if rank.writes:
+            reporter.require_lease()
             writer.add([result])
         progress.add(result)
 
     set_num_threads()
-    scratch = work.job_folder / "scratch"
     with rank.joined(work.attempt["device"]) as ranks:
         lines = _own_lines(work, progress.waiting)
         with open_generator(
@@ -195,7 +194,7 @@ def _generate(
             weights_folder=checked_folder(work.attempt["weights_folder"], work.attempt["linked_files"]),
             cap_bytes=work.goal.device_budget_bytes,
             host_cap_bytes=rank.own_part(work.goal.host_budget_bytes),
-            scratch=scratch,
+            scratch=work.job_folder,
             ranks=ranks,
         ) as generator:
             reporter.phase("generating")
@@ -211,8 +210,6 @@ def _generate(
             # Also so that the first ends when all have.
             ranks.barrier()
             measured = measured_together(ranks.exchange_json(measured), work.plan.layout)
-    with contextlib.suppress(OSError):
-        scratch.rmdir()  # the file in it had no name; there is a folder only where the plan used the disk
     return measured
 
 

@@ -20,7 +20,7 @@ class Reporter:
         pipe: PipeWriter | None,
         result_folder: Path | None = None,
         is_silent: bool = False,
-        check_lease: Callable[[], None] | None = None,
+        check_lease: Callable[[], object] | None = None,
     ) -> None:
         """result_folder: for ``result.json``, where it is not the attempt's. is_silent: only the result is kept.
         check_lease: called before each writing; it ends the process if another may have the job by now.
@@ -37,9 +37,9 @@ class Reporter:
         """The latest step that was reported."""
 
     def __call__(self, message: dict[str, Any]) -> None:
+        self.require_lease()
         if self.is_silent:
             return
-        self._require_lease()
         self._log.write(message)
         if message["type"] == "sample":
             self._keep({key: value for key, value in message.items() if key != "type"})
@@ -51,18 +51,19 @@ class Reporter:
 
     def result(self, result: dict[str, Any]) -> None:
         """``result.json``, whole or not at all; then the pipe gets a moment to be read."""
-        self._require_lease()
+        self.require_lease()
         leave_result(result, self._result_folder)
         self._send({"type": "result", **result})
         if self._pipe is not None:
             self._pipe.drain(timeout_s=5)
 
-    def close(self) -> None:
-        self._samples.close()
-
-    def _require_lease(self) -> None:
+    def require_lease(self) -> None:
+        """End the process if another may have the job by now; for what is written beside the reports."""
         if self._check_lease is not None:
             self._check_lease()
+
+    def close(self) -> None:
+        self._samples.close()
 
     def _keep(self, record: dict[str, Any]) -> None:
         self.step = max(self.step, int(record["step"]))

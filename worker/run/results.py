@@ -2,7 +2,8 @@
 
 Each attempt writes a file of its own, ``results/part-<attempt>-f<fence>.jsonl`` in the job's folder, so that one that was fenced
 out and has not noticed yet cannot tear what its successor writes. A torn last line is what a killed attempt leaves; it counts as
-not there. The finished files hold the lines in the order of the input, whatever order they came in.
+not there. The finished files hold the lines in the order of the input, whatever order they came in, and lie in the attempt's own
+folder, too.
 """
 
 import hashlib
@@ -12,6 +13,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
+
+from optimizer.runtime.job.export.place import artifacts_place
 
 RESULTS_FILE = "results.jsonl"
 ERRORS_FILE = "errors.jsonl"
@@ -109,34 +112,30 @@ class FinishedFile:
     sha256: str
 
 
-def write_finished(finished: Mapping[int, Result], *, job_folder: Path) -> list[FinishedFile]:
-    """``results.jsonl``, and ``errors.jsonl`` where a line failed, in the order of the input; each whole or not at all."""
-    folder = job_folder / "artifacts"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+def write_finished(finished: Mapping[int, Result], *, job_folder: Path, fence: int) -> list[FinishedFile]:
+    """``results.jsonl``, and ``errors.jsonl`` where a line failed, in the order of the input. fence: the attempt's."""
+    place = artifacts_place(fence)
+    (job_folder / place).mkdir(mode=0o700, parents=True, exist_ok=True)
     ordered = [finished[index] for index in sorted(finished)]
     good = [result for result in ordered if not result.is_error]
     bad = [result for result in ordered if result.is_error]
-    files = [_write(folder / RESULTS_FILE, good, kind="results")]
+    files = [_write(job_folder, f"{place}/{RESULTS_FILE}", good, kind="results")]
     if bad:
-        files.append(_write(folder / ERRORS_FILE, bad, kind="errors"))
+        files.append(_write(job_folder, f"{place}/{ERRORS_FILE}", bad, kind="errors"))
     return files
 
 
-def _write(path: Path, results: Iterable[Result], *, kind: str) -> FinishedFile:
-    staged = path.with_name(f".{path.name}")
-    digest = hashlib.sha256()
-    with staged.open("wb") as file:
+def _write(job_folder: Path, file: str, results: Iterable[Result], *, kind: str) -> FinishedFile:
+    path, digest = job_folder / file, hashlib.sha256()
+    with path.open("wb") as stream:
         for result in results:
             line = _encode(result.record)
             digest.update(line)
-            file.write(line)
-        num_bytes = file.tell()
-        file.flush()
-        os.fsync(file.fileno())
-    staged.replace(path)
-    return FinishedFile(
-        kind=kind, name=path.name, file=f"artifacts/{path.name}", num_bytes=num_bytes, sha256=digest.hexdigest()
-    )
+            stream.write(line)
+        num_bytes = stream.tell()
+        stream.flush()
+        os.fsync(stream.fileno())
+    return FinishedFile(kind=kind, name=path.name, file=file, num_bytes=num_bytes, sha256=digest.hexdigest())
 
 
 def _encode(document: dict[str, Any]) -> bytes:

@@ -99,7 +99,7 @@ def main() -> int:
     pipe = PipeWriter(int(pipe_fd)) if pipe_fd else None
     if rank is not None:
         leave_stopping_to_first(rank)
-        reporter = reporter_of_rank(shared_folder(attempt, folder), rank=rank, pipe=pipe)
+        reporter = reporter_of_rank(shared_folder(attempt, folder), rank=rank, pipe=pipe, check_lease=check_lease)
         return run_attempt(brief_of_rank(attempt, folder=folder, rank=rank), reporter=reporter, should_stop=should_stop)
     reporter = Reporter(folder, pipe=pipe, check_lease=check_lease)
     return run_attempt(attempt, reporter=reporter, should_stop=should_stop)
@@ -127,7 +127,7 @@ def run_attempt(attempt: dict[str, Any], *, reporter: Reporter, should_stop: Sto
 def _event_file(attempt: dict[str, Any], reporter: Reporter) -> list[dict[str, Any]]:
     """Write the measurements for TensorBoard. A failure here must not cost the attempt its result."""
     try:
-        return leave_event_file(reporter.folder, attempt_number=attempt["attempt"])
+        return leave_event_file(reporter.folder, attempt_number=attempt["attempt"], fence=attempt["fence"])
     except Exception:
         _print_traceback()
         return []

@@ -26,7 +26,8 @@ class MeasuredStage:
 class StageWatch:
     """The stages of one attempt. ``scratch_bytes`` is set once there is a scratch file to ask."""
 
-    def __init__(self, meter: Meter, *, job_folder: Path) -> None:
+    def __init__(self, meter: Meter, *, job_folder: Path | None) -> None:
+        """job_folder: None for a run that leaves no files."""
         self._meter = meter
         self._job_folder = job_folder
         self.scratch_bytes: Callable[[], int] = lambda: 0
@@ -63,6 +64,8 @@ class StageWatch:
 
     def file_bytes(self) -> int:
         """Bytes of the job's checkpoints and artifacts as they lie there now."""
+        if self._job_folder is None:
+            return 0
         found = (path for folder in _FOLDERS for path in (self._job_folder / folder).rglob("*"))
         return sum(path.stat().st_size for path in found if path.is_file())
 

@@ -14,7 +14,6 @@ Reported messages are those of the pipe in docs/attempt.md: ``started``, ``phase
 the telemetry record's fields beside ``type``.
 """
 
-import contextlib
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -107,8 +106,8 @@ class _Job:
         )
         token_file = TokenFile.open(run.token_file)
         self.batches = open_batches(token_file, run.workload)
-        # Files come and go where rank 0 writes; the others look at a folder of their own.
-        self.stages = StageWatch(self.meter, job_folder=run.job_folder if self._leads else self._scratch_folder)
+        # Files are rank 0's, which alone writes them.
+        self.stages = StageWatch(self.meter, job_folder=run.job_folder if self._leads else None)
         with self.stages.during("load"):
             self.trainer = self._build()
         self.watch = StepWatch(self.trainer, meter=self.meter, workload=run.workload)
@@ -163,10 +162,6 @@ class _Job:
         self.reader.close()
         # What was trained is in the checkpoints and the artifacts by now.
         self.trainer.close(keep_weights=False)
-        if self.run.scratch_folder is None:
-            # The scratch file in it had no name; there is a folder only where the plan used the disk.
-            with contextlib.suppress(OSError):
-                self._scratch_folder.rmdir()
 
     def _build(self) -> Trainer:
         run = self.run
@@ -187,7 +182,7 @@ class _Job:
                 workload=self.workload,
                 device=self.device,
                 meter=self.meter,
-                scratch=self._scratch_folder,
+                scratch=run.job_folder,
                 ranks=self.ranks,
                 base=find_base(run),
             )
@@ -203,11 +198,6 @@ class _Job:
     def _first_sequence(self) -> int:
         """The first of a step's sequences that this rank takes."""
         return self.run.plan.stretch_of(self.trainer.rank).start
-
-    @property
-    def _scratch_folder(self) -> Path:
-        folder = self.run.scratch_folder or self.run.job_folder / "scratch"
-        return folder if self._leads or self.ranks is None else folder.with_name(f"{folder.name}-{self.ranks.rank}")
 
     def _one_step(self) -> None:
         batches = self.reader.read(self.step)

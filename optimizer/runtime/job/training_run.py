@@ -32,7 +32,7 @@ class TrainingRun:
     """``cpu`` or ``cuda:0``."""
     attempt: int
     fence: int
-    """Goes into checkpoints, so that a superseded attempt's can be distinguished."""
+    """Goes into the names of checkpoints and artifacts, so that a superseded attempt's can be distinguished."""
     job_folder: Path
     weights_folder: Path | None
     """Folder of the weights that fine-tuning starts from."""
@@ -44,8 +44,6 @@ class TrainingRun:
     """``newest`` (or nothing when there is none yet), the path of a checkpoint, or None for a fresh start."""
     earlier_job_folders: tuple[Path, ...] = ()
     """Folders of jobs that this one retries, the last first: with ``newest``, searched when this one has no checkpoint."""
-    scratch_folder: Path | None = None
-    """For what the plan keeps on the disk while the job runs; None: a folder in the job's, gone with the run."""
     timeline_every_s: float = COUNT_EVERY_S
     """A step is counted this often or, where counting is slow, more rarely, beside an attempt's first ones
     (``meter/counting.py``); each but the very first reports its timeline."""
@@ -67,6 +65,7 @@ class TrainingRun:
             tokenizer_file=self.tokenizer_file,
             model_folder=self.model_folder or self.weights_folder,
             job_folder=self.job_folder,
+            fence=self.fence,
             name=self.name,
         )
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from optimizer.base.serialize import to_json
 from optimizer.runtime.job.checkpoint import find_resumable, hash_file, write_checkpoint
+from optimizer.runtime.job.export.place import artifacts_place
 from worker.run.reporter import Reporter
 from worker.run.runner import StopFlag
 
@@ -63,7 +64,7 @@ def train(attempt: dict[str, Any], *, reporter: Reporter, should_stop: StopFlag)
             save()
             saved = step
     summary = {"loss": 1 / step, "weights_sha256": weights_sha256(state)}
-    artifacts = [_leave(state, job_folder)]
+    artifacts = [_leave(state, job_folder, fence=attempt["fence"])]
     done = {"outcome": "succeeded", "reason": "done", "message": f"Hashed {step} steps.", "error": None, "step": step}
     return {**done, "summary": summary, "artifacts": artifacts}
 
@@ -76,8 +77,8 @@ def _next(state: str, step: int) -> str:
     return hashlib.sha256(f"{state} {step}".encode()).hexdigest()
 
 
-def _leave(state: str, job_folder: Path) -> dict[str, Any]:
-    file = job_folder / "artifacts" / "model" / "state.txt"
+def _leave(state: str, job_folder: Path, *, fence: int) -> dict[str, Any]:
+    file = job_folder / artifacts_place(fence) / "model" / "state.txt"
     file.parent.mkdir(parents=True, exist_ok=True)
     staged = file.with_name(".state.txt")
     staged.write_text(state)

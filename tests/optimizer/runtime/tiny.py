@@ -14,6 +14,7 @@ from optimizer.plan.gradients import GradientsPlan
 from optimizer.plan.optimizer_state import OptimizerStatePlan
 from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPlan
+from optimizer.runtime.job.export.place import ARTIFACTS_FOLDER, fence_of_artifacts
 from optimizer.workload import TrainingWorkload
 
 VOCAB_SIZE = 512
@@ -82,6 +83,11 @@ def make_plan(
 def make_workload(**changes: object) -> TrainingWorkload:
     values = {"sequence_length": 32, "global_batch_size": 2, "num_steps": 6, "learning_rate": 1e-3, **changes}
     return TrainingWorkload(**values)
+
+
+def artifacts_of(job_folder: Path) -> Path:
+    """The folder of what the job's latest attempt has left."""
+    return max((job_folder / ARTIFACTS_FOLDER).iterdir(), key=lambda folder: fence_of_artifacts(folder) or -1)
 
 
 def write_token_file(folder: Path, *, num_tokens: int = 4_000) -> Path:

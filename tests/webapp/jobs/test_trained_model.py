@@ -24,7 +24,7 @@ from webapp.catalog.removal import delete_row
 from webapp.jobs.errors import FilesLost, NoModelLeft, WrongState
 from webapp.jobs.models import Artifact, Job
 from webapp.jobs.specs.generation import read_job_spec
-from webapp.jobs.trained_model import create_trained_model
+from webapp.jobs.trained_model import create_trained_model, folder_left
 
 FILES = sorted([*MODEL, "chat.json"])
 
@@ -92,6 +92,15 @@ def test_it_goes_to_the_project_of_its_job_wherever_somebody_works(
 ) -> None:
     project = create_project(ada, name="summaries")
     assert create_trained_model(leave(make_job(project=project), headroom_home)).project == project
+
+
+def test_what_holds_a_model_finds_it_where_its_rows_say_whichever_attempt_left_it(job: Job, headroom_home: Path) -> None:
+    assert folder_left(job.pk, kind="model", home=headroom_home) == folder_of(headroom_home, job)
+    for artifact in Artifact.objects.all():
+        Artifact.objects.filter(pk=artifact.pk).update(file=artifact.file.replace("artifacts/", "artifacts/f7/"))
+    found = folder_left(job.pk, kind="model", home=headroom_home)
+    assert found == folder_of(headroom_home, job).parent / "f7" / "model"
+    assert not folder_left(job.pk, kind="adapter", home=headroom_home).exists()
 
 
 def test_a_file_that_is_not_what_the_run_recorded_is_refused(job: Job, ada: User, headroom_home: Path) -> None:

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -9,8 +10,11 @@ from pathlib import Path
 import pytest
 
 from tests.worker.mirrors.beside import run_mirror, write_attempt
+from tests.worker.mirrors.noting import PROGRAM
+from tests.worker.processes import wait_for
 from worker.mirroring import mirror_environment
 
+ROOT = Path(__file__).resolve().parents[3]
 needs_wandb = pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="pip install 'headroom[wandb]'")
 needs_mlflow = pytest.mark.skipif(importlib.util.find_spec("mlflow") is None, reason="pip install 'headroom[mlflow]'")
 OPEN_TWICE = """
@@ -29,6 +33,35 @@ for mode in ("online", "offline"):
 """
 NOBODY = "http://127.0.0.1:9"
 """The port of "discard", where nobody listens."""
+
+
+def begin_noting(folder: Path) -> "subprocess.Popen[bytes]":
+    """The process of a mirror of the attempt, which waits for the word on its end."""
+    command = [sys.executable, "-I", "-c", PROGRAM, str(ROOT), str(folder)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)
+
+
+def notes_of(job_folder: Path, process: "subprocess.Popen[bytes]") -> list[str]:
+    """The calls of a mirror's process, in their order."""
+    file = job_folder / "mirrors" / "notes"
+    lines = [line.split(" ", 1) for line in file.read_text().splitlines()] if file.exists() else []
+    return [words.strip() for pid, words in lines if int(pid) == process.pid]
+
+
+def test_a_mirror_that_was_left_over_ends_as_a_later_attempt_begins_and_says_nothing_more(tmp_path: Path) -> None:
+    stale = begin_noting(write_attempt(tmp_path, 1, steps=range(1, 3)))
+    try:
+        wait_for(lambda: notes_of(tmp_path, stale) == ["open", "log 1 2"], what="the measurements of the first attempt")
+        os.kill(stale.pid, signal.SIGSTOP)
+        later = begin_noting(write_attempt(tmp_path, 2, steps=range(3, 5)))
+        later.communicate(b"succeeded\n", timeout=60)
+        assert notes_of(tmp_path, later) == ["open", "log 3 4", "finish succeeded"]
+        os.kill(stale.pid, signal.SIGCONT)
+        stale.communicate(b"\n", timeout=60)
+    finally:
+        stale.kill()
+        stale.communicate()
+    assert notes_of(tmp_path, stale) == ["open", "log 1 2"]
 
 
 @needs_wandb
@@ -107,6 +140,19 @@ def test_mlflow_finds_the_run_of_an_earlier_attempt_again(tmp_path: Path) -> Non
     [losses] = store.glob("*/*/metrics/loss/training")
     assert [line.split()[2] for line in losses.read_text().splitlines()] == ["1", "2", "3", "4"]
     assert "status: 4" in (losses.parents[2] / "meta.yaml").read_text()
+
+
+@needs_mlflow
+def test_a_mirror_that_was_left_over_says_nothing_of_a_run_that_a_later_attempt_has_ended(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    environment = {"MLFLOW_TRACKING_URI": str(store), "MLFLOW_ALLOW_FILE_STORE": "true"}
+    stale = write_attempt(tmp_path, 1, steps=range(1, 3))
+    run_mirror("mlflow", write_attempt(tmp_path, 2, steps=range(3, 5)), environment=environment)
+    [run] = store.glob("*/*/meta.yaml")
+    ended = run.read_text()
+    assert run_mirror("mlflow", stale, environment=environment, ending="") == []
+    assert run.read_text() == ended
+    assert "status: 3" in ended
 
 
 @needs_mlflow

@@ -10,7 +10,7 @@ from worker.mirrors.tail import Tail
 
 
 def make_tail(job_folder: Path, *, last_attempt: int = 1) -> Tail:
-    return Tail(job_folder, last_attempt=last_attempt, mark_file=job_folder / "mark.json")
+    return Tail(job_folder, last_attempt=last_attempt, marks_folder=job_folder, mirror="wandb")
 
 
 def take_all(tail: Tail) -> list[int]:
@@ -37,6 +37,19 @@ def test_what_was_not_kept_comes_again(tmp_path: Path) -> None:
     write_attempt(tmp_path, steps=range(1, 3))
     tail = make_tail(tmp_path)
     assert tail.next() == tail.next() != []
+
+
+def test_a_mirror_that_was_left_over_takes_back_nothing_that_a_later_one_has_noted(tmp_path: Path) -> None:
+    (tmp_path / "wandb.json").write_text("{}")  # of an earlier release
+    write_attempt(tmp_path, 1, steps=range(1, 3))
+    stale = make_tail(tmp_path)
+    assert stale.next() != []
+    assert not stale.is_passed_on
+    write_attempt(tmp_path, 2, steps=range(3, 5))
+    assert stale.is_passed_on
+    assert take_all(make_tail(tmp_path, last_attempt=2)) == [1, 2, 3, 4]
+    stale.keep()
+    assert take_all(make_tail(tmp_path, last_attempt=3)) == []
 
 
 def test_a_line_that_is_still_being_written_waits_for_its_end(tmp_path: Path) -> None:

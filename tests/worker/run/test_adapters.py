@@ -22,7 +22,7 @@ from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.profile import Profile
 from optimizer.workload import Adapter, TrainingWorkload
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
-from tests.optimizer.runtime.tiny import write_tokenizer
+from tests.optimizer.runtime.tiny import artifacts_of, write_tokenizer
 from tests.webapp.conftest import MACHINE_DOCUMENT
 from worker.attempt import read_result
 from worker.run.child import child_environment, isolated_command
@@ -113,7 +113,7 @@ def test_the_job_trains_within_its_price_and_leaves_adapters_that_can_be_read(pr
     job_folder = tmp_path / "job"
     for artifact in result["artifacts"]:
         assert (job_folder / artifact["file"]).stat().st_size == artifact["num_bytes"]
-    adapters = load_file(job_folder / "artifacts" / "adapter" / "adapter_model.safetensors")
+    adapters = load_file(artifacts_of(job_folder) / "adapter" / "adapter_model.safetensors")
     assert len(adapters) == 2 * 2 * 2
 
 

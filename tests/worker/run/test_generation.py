@@ -24,6 +24,7 @@ from optimizer.plan.passes.run import TimedPass
 from optimizer.profile.generation import GenerationProfile
 from optimizer.search.generation.search import search_generation_plans
 from optimizer.workload import GenerationRequest
+from tests.optimizer.runtime.tiny import artifacts_of
 from tests.valkey import Valkey
 from tests.webapp.conftest import MACHINE_DOCUMENT
 from tests.webapp.generation import CONFIG
@@ -132,7 +133,7 @@ def run(tmp_path: Path) -> Callable[..., tuple[int, dict[str, Any], Path]]:
 
 
 def records(tmp_path: Path, name: str = "results") -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (tmp_path / "job" / "artifacts" / f"{name}.jsonl").read_text().splitlines()]
+    return [json.loads(line) for line in (artifacts_of(tmp_path / "job") / f"{name}.jsonl").read_text().splitlines()]
 
 
 def text_of(record: dict[str, Any]) -> str:

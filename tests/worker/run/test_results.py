@@ -42,7 +42,7 @@ def test_jobs_that_were_retried_count_too(tmp_path: Path) -> None:
 
 def test_the_finished_files_are_in_the_order_of_the_input_with_their_hashes(tmp_path: Path) -> None:
     finished = {index: result(index, is_error=index == 1) for index in (4, 1, 0)}
-    results, errors = write_finished(finished, job_folder=tmp_path)
+    results, errors = write_finished(finished, job_folder=tmp_path, fence=5)
     text = (tmp_path / results.file).read_bytes()
     assert [json.loads(line)["id"] for line in text.splitlines()] == ["0", "4"]
     assert (results.num_bytes, results.sha256) == (len(text), hashlib.sha256(text).hexdigest())
@@ -50,8 +50,15 @@ def test_the_finished_files_are_in_the_order_of_the_input_with_their_hashes(tmp_
     assert json.loads((tmp_path / errors.file).read_text())["id"] == "1"
 
 
+def test_a_later_attempt_leaves_the_files_of_an_earlier_one_as_they_are(tmp_path: Path) -> None:
+    [earlier] = write_finished({0: result(0, word="earlier")}, job_folder=tmp_path, fence=5)
+    [later] = write_finished({0: result(0, word="later")}, job_folder=tmp_path, fence=7)
+    texts = [json.loads((tmp_path / file.file).read_text())["text"] for file in (earlier, later)]
+    assert texts == ["earlier", "later"]
+
+
 def test_without_errors_there_is_no_file_of_them(tmp_path: Path) -> None:
-    [only] = write_finished({0: result(0)}, job_folder=tmp_path)
+    [only] = write_finished({0: result(0)}, job_folder=tmp_path, fence=5)
     assert only.kind == "results"
 
 

@@ -109,7 +109,7 @@ def test_a_job_leaves_all_its_attempts_the_later_one_where_two_measured_a_step(t
             record(4, loss=float("nan"), tokens_per_s=8.0),
         ],
     )
-    [artifact] = leave_event_file(folder, attempt_number=2)
+    [artifact] = leave_event_file(folder, attempt_number=2, fence=5)
     file = tmp_path / artifact["file"]
     assert artifact["sha256"] == hashlib.sha256(file.read_bytes()).hexdigest()
     assert artifact["num_bytes"] == file.stat().st_size
@@ -124,12 +124,12 @@ def test_a_job_leaves_all_its_attempts_the_later_one_where_two_measured_a_step(t
 
 
 def test_a_later_attempt_leaves_the_earlier_one_s_file_until_its_own_is_recorded(tmp_path: Path) -> None:
-    [earlier] = leave_event_file(write_samples(tmp_path, 1, [record(1, loss=4.0)]), attempt_number=1)
-    [later] = leave_event_file(write_samples(tmp_path, 2, [record(2, loss=3.0)]), attempt_number=2)
+    [earlier] = leave_event_file(write_samples(tmp_path, 1, [record(1, loss=4.0)]), attempt_number=1, fence=3)
+    [later] = leave_event_file(write_samples(tmp_path, 2, [record(2, loss=3.0)]), attempt_number=2, fence=5)
     assert [step for _, step, _ in read_events(tmp_path / earlier["file"])] == [1]
     assert [step for _, step, _ in read_events(tmp_path / later["file"])] == [1, 2]
 
 
 def test_a_job_that_measured_nothing_leaves_no_file(tmp_path: Path) -> None:
-    assert leave_event_file(write_samples(tmp_path, 1, []), attempt_number=1) == []
+    assert leave_event_file(write_samples(tmp_path, 1, []), attempt_number=1, fence=3) == []
     assert not (tmp_path / "artifacts").exists()

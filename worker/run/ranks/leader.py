@@ -2,7 +2,8 @@
 
 The leader is the attempt's process as its supervisor knows it: it holds the lifeline, hears TERM and leaves ``result.json``. It
 imports no torch and computes nothing, so that nothing delays it. Its ranks are in its process group, which is killed as a whole,
-and each asks the kernel to be killed with the leader: no process is left once it is gone, however it went.
+and each asks the kernel to be killed with the leader: no process is left once it is gone, however it went. Each also reads by
+itself until when the supervisor lets it work, so that a leader that is halted together with its supervisor keeps none at work.
 
 Each rank sees its own card alone, as ``cuda:0``, and gets its part of the machine's threads. The pipe goes to rank 0.
 
@@ -184,8 +185,8 @@ class _Gang:
             num_cores=len(os.sched_getaffinity(0)),
         )
         environment[LEADER_VARIABLE] = str(os.getpid())
-        # the devices' locks are held as long as any process of the group is there
-        passed = {name: os.environ[name] for name in ("HEADROOM_LOCK_FDS",) if name in os.environ}
+        # the devices' locks are held as long as any process of the group is there, and each ends when the supervisor is silent
+        passed = {name: os.environ[name] for name in ("HEADROOM_LOCK_FDS", "HEADROOM_BEAT_FD") if name in os.environ}
         if rank == 0 and "HEADROOM_PIPE_FD" in os.environ:
             passed["HEADROOM_PIPE_FD"] = os.environ["HEADROOM_PIPE_FD"]
         return subprocess.Popen(

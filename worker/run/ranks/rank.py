@@ -7,7 +7,7 @@ writes the attempt's ``result.json``: which rank's end is the attempt's is for t
 import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -57,9 +57,11 @@ def brief_of_rank(attempt: dict[str, Any], *, folder: Path, rank: int) -> dict[s
     return {**attempt, "device": "cuda:0" if is_cuda else "cpu", "ranks": place}
 
 
-def reporter_of_rank(folder: Path, *, rank: int, pipe: PipeWriter | None) -> Reporter:
+def reporter_of_rank(
+    folder: Path, *, rank: int, pipe: PipeWriter | None, check_lease: Callable[[], object] | None = None
+) -> Reporter:
     own = rank_folder(folder, rank)
     own.mkdir(mode=0o700, parents=True, exist_ok=True)
     if rank == 0:
-        return Reporter(folder, pipe=pipe, result_folder=own)
-    return Reporter(own, pipe=None, is_silent=True)
+        return Reporter(folder, pipe=pipe, result_folder=own, check_lease=check_lease)
+    return Reporter(own, pipe=None, is_silent=True, check_lease=check_lease)

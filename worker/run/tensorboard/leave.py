@@ -5,33 +5,35 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from optimizer.runtime.job.export.place import artifacts_place
 from worker.mirrors.scalars import read_record, scalars_of
 from worker.run.tensorboard.event_file import FILE_NAME_START, write_event_file
 
 FOLDER = "tensorboard"
 
 
-def leave_event_file(attempt_folder: Path, *, attempt_number: int) -> list[dict[str, Any]]:
+def leave_event_file(attempt_folder: Path, *, attempt_number: int, fence: int) -> list[dict[str, Any]]:
     """The artifact's row for ``result.json``; none where nothing was measured.
 
-    A step that two attempts measured is taken from the later one, as on the charts. Each attempt leaves a file of its own name,
-    and its end takes those of earlier ones away: until then their rows hold.
+    A step that two attempts measured is taken from the later one, as on the charts. Each attempt leaves a file of its own, and
+    its end takes those of earlier ones away: until then their rows hold.
     """
     job_folder = attempt_folder.parent.parent
     records = _records(job_folder, last_attempt=attempt_number)
     if not records:
         return []
     name = f"{FILE_NAME_START}{int(records[0]['time_s'])}.headroom.{attempt_number}"
-    folder = job_folder / "artifacts" / FOLDER
-    folder.mkdir(parents=True, exist_ok=True)
-    write_event_file(folder / name, map(scalars_of, records))
+    place = f"{artifacts_place(fence)}/{FOLDER}/{name}"
+    file = job_folder / place
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_event_file(file, map(scalars_of, records))
     return [
         {
             "kind": FOLDER,
             "name": f"{FOLDER}/{name}",
-            "file": f"artifacts/{FOLDER}/{name}",
-            "num_bytes": (folder / name).stat().st_size,
-            "sha256": _sha256(folder / name),
+            "file": place,
+            "num_bytes": file.stat().st_size,
+            "sha256": _sha256(file),
         }
     ]
 

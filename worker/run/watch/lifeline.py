@@ -7,10 +7,12 @@ the process. It stays as the way out where the kernel refuses signal-driven pipe
 could be gone before the group is signalled.
 
 A supervisor that is stopped, or whose machine slept, has not ended, and meanwhile its job is given to another. So it also writes,
-to a second pipe and many times in a lease, the moment until which the group may work. The group ends itself when the last one it
-read has passed: nothing outside has to notice it, and it is over before the lease is.
+into a page of memory and many times in a lease, the moment until which the group may work. Each process of the group that writes
+what others see reads it by itself, so that it does not matter which of them are stopped as well: the first that finds the moment
+passed ends the group. Nothing outside has to notice it, and it is over before the lease is.
 """
 
+import contextlib
 import ctypes
 import fcntl
 import os
@@ -25,7 +27,11 @@ from collections.abc import Callable
 _PR_SET_PDEATHSIG = 1
 _F_SETSIG = 10
 """Linux; the fcntl module has no name for it before Python 3.12."""
-_BEAT = struct.Struct("=d")
+_BEAT = struct.Struct("=dd")
+"""The moment twice: a reader that comes within a writing finds two."""
+_SILENT = b"the supervisor is silent, and the job may be another's by now: this process ends\n"
+_LOOK_S = 1.0
+"""Between two looks at the page, whatever it said."""
 
 
 def boot_s() -> float:
@@ -34,14 +40,13 @@ def boot_s() -> float:
 
 
 class Beats:
-    """The supervisor's side of the second pipe: a thread that passes on until when the group may work."""
+    """The supervisor's side of the page: a thread that passes on until when the group may work."""
 
     def __init__(self, until_s: Callable[[], float], *, interval_s: float) -> None:
         """until_s: by ``boot_s``; the past for a group that has to end. It must not wait for anything."""
         self._until_s = until_s
         self._interval_s = interval_s
-        self.child_fd, self._fd = os.pipe2(os.O_CLOEXEC)
-        os.set_blocking(self._fd, False)
+        self.child_fd = os.memfd_create("headroom-beats", os.MFD_CLOEXEC)
         self._latest_s = float("inf")
         self._has_lapsed = False
         self._ending = threading.Event()
@@ -60,7 +65,6 @@ class Beats:
         self._ending.set()
         if self._thread.is_alive():
             self._thread.join()
-        os.close(self._fd)
         os.close(self.child_fd)
 
     def _run(self) -> None:
@@ -70,49 +74,41 @@ class Beats:
     def _beat(self) -> None:
         self._has_lapsed = self.has_lapsed
         self._latest_s = self._until_s()
-        try:
-            os.write(self._fd, _BEAT.pack(self._latest_s))
-        except (BlockingIOError, BrokenPipeError):
-            return  # the process is halted and has thousands to read, or has ended
+        os.pwrite(self.child_fd, _BEAT.pack(self._latest_s, self._latest_s), 0)
 
 
 class WorkTime:
-    """The time until which the group may work, as its leader last heard; over means its end."""
+    """The time until which the group may work, as its supervisor last said; over means its end."""
 
     def __init__(self, beat_fd: int) -> None:
-        os.set_blocking(beat_fd, False)
         self._beat_fd = beat_fd
-        self._until_s = boot_s()
-        self._lock = threading.Lock()
 
     def watch(self) -> None:
-        """Check at each beat and when the time is over, for ever."""
-        poll = select.poll()
-        poll.register(self._beat_fd, select.POLLIN)
+        """Check when the time is over, and before, for ever."""
         while True:
-            poll.poll(max(0.0, min(1.0, self._until_s - boot_s())) * 1000)
-            self.check()
+            time.sleep(min(_LOOK_S, self.check()))
 
-    def check(self) -> None:
-        """Hear the beats that have come, and end the group if its time is over. Some microseconds."""
-        with self._lock:
-            try:
-                beats = os.read(self._beat_fd, 1 << 20)
-            except BlockingIOError:
-                beats = None
-            if beats:
-                (self._until_s,) = _BEAT.unpack(beats[-_BEAT.size :])  # each is written whole
-            if beats == b"" or boot_s() > self._until_s:
-                text = b"the supervisor is silent, and the job may be another's by now: this process ends\n"
-                os.write(sys.stderr.fileno(), text)
-                os.killpg(0, signal.SIGKILL)
+    def check(self) -> float:
+        """The seconds that are left; ends the group if there are none. Some microseconds."""
+        until_s, again_s = self._read()
+        while until_s != again_s:
+            until_s, again_s = self._read()
+        left_s = until_s - boot_s()
+        if left_s < 0:
+            with contextlib.suppress(OSError):  # the log may lie on a disk that is full
+                os.write(sys.stderr.fileno(), _SILENT)
+            os.killpg(0, signal.SIGKILL)
+        return max(0.0, left_s)
+
+    def _read(self) -> tuple[float, float]:
+        return _BEAT.unpack(os.pread(self._beat_fd, _BEAT.size, 0))
 
 
-def end_when_silent(beat_fd: int) -> Callable[[], None]:
-    """Start the thread by which the group ends itself; called by its leader, after ``die_with_supervisor``.
+def end_when_silent(beat_fd: int) -> Callable[[], object]:
+    """Start the thread by which the group ends itself; called by each process of it that writes what others could see.
 
-    What holds Python's lock for long delays it and cannot mislead it: beats wait in the pipe. A process that was halted gets its
-    threads back in any order, so the one that works calls what is returned before it writes anything that others could see.
+    What holds Python's lock for long delays it and cannot mislead it: what was said meanwhile stands in the page. A process that
+    was halted gets its threads back in any order, so the one that works calls what is returned before it writes.
     """
     time_left = WorkTime(beat_fd)
     threading.Thread(target=time_left.watch, name="lifeline", daemon=True).start()

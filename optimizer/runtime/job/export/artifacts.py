@@ -1,6 +1,7 @@
 """Writes what a finished job leaves, each in a folder of its own: the model, its adapters, a GGUF file; a sample of its text.
 
-Each is read again and compared before it counts (``verify_export.py``). The disk is asked first.
+All of them lie in a folder of the attempt (``place.py``), and each is read again and compared (``verify_export.py``). The disk is
+asked first.
 """
 
 import hashlib
@@ -37,6 +38,7 @@ from optimizer.models.files.tensor_files import TensorEntry
 from optimizer.models.spec import ModelSpec
 from optimizer.runtime.job.checkpoint import hash_file
 from optimizer.runtime.job.export.export_weights import FinalWeights
+from optimizer.runtime.job.export.place import artifacts_place
 from optimizer.runtime.job.export.sample_text import generate_tokens
 from optimizer.runtime.job.export.verify_export import verify_adapter, verify_buildable, verify_model
 from optimizer.runtime.job.stage_watch import JobStage, StageWatch
@@ -47,7 +49,6 @@ from optimizer.runtime.ranks.tensor.blocks import SharedBlocks
 from optimizer.runtime.step.step import Trainer
 from optimizer.workload import Export
 
-ARTIFACTS_FOLDER = "artifacts"
 PROMPT_TOKENS = 16
 """Tokens of the first validation sequence; the model goes on from there."""
 _SPARE_BYTES = 64 * MIB
@@ -82,6 +83,8 @@ class Exported:
     model_folder: Path | None
     """Folder of the model that was trained, whose templates and settings go along; None for one that was only a config."""
     job_folder: Path
+    fence: int
+    """Fence of the attempt that writes them."""
     name: str = "model"
 
     @property
@@ -90,7 +93,7 @@ class Exported:
 
     @property
     def folder(self) -> Path:
-        return self.job_folder / ARTIFACTS_FOLDER
+        return self.job_folder / artifacts_place(self.fence)
 
 
 def leave_artifacts(
@@ -186,7 +189,7 @@ def _leave_sample(text: str, exported: Exported) -> Artifact:
     return Artifact(
         kind="sample",
         name=path.name,
-        file=f"{ARTIFACTS_FOLDER}/{path.name}",
+        file=f"{artifacts_place(exported.fence)}/{path.name}",
         num_bytes=path.stat().st_size,
         sha256=hash_file(path),
     )
@@ -198,7 +201,9 @@ def leave_weights(
     """Write and check each folder that is asked for. Raises DiskFull before anything is written, ExportInvalid."""
     export, adapts = exported.export, has_adapters(final.model)
     merges = not adapts or export.adapter in ("merged", "both")
-    exported.folder.mkdir(parents=True, exist_ok=True)
+    # a service that was restored may give a fence again, under which an attempt that it knows nothing of has written
+    shutil.rmtree(exported.folder, ignore_errors=True)
+    exported.folder.mkdir(parents=True)
     if export.gguf != "none":
         check_gguf(exported.spec)
     whole = final.model_tensors(dtype=export_dtype(exported.dtype))
@@ -237,7 +242,7 @@ def _leave_model(
     files = export_model(
         final.model,
         exported.spec,
-        folder=_fresh(exported, "model"),
+        folder=exported.folder / "model",
         dtype=exported.dtype,
         tensors=entries,
         max_shard_bytes=exported.export.max_shard_bytes,
@@ -246,19 +251,19 @@ def _leave_model(
     )
     enter_phase("verifying", "reading the model again")
     verify_model(exported.folder / "model", entries, exported.spec)
-    return [_artifact("model", file) for file in files]
+    return [_artifact("model", file, exported) for file in files]
 
 
 def _leave_adapter(
     entries: list[TensorEntry], final: FinalWeights, exported: Exported, *, has_model: bool, enter_phase: EnterPhase
 ) -> list[Artifact]:
     files = export_adapters(
-        final.model, folder=_fresh(exported, "adapter"), tensors=entries, sidecar_folder=exported.model_folder
+        final.model, folder=exported.folder / "adapter", tensors=entries, sidecar_folder=exported.model_folder
     )
     enter_phase("verifying", "reading the adapters again")
     merged = exported.folder / "model" if has_model else None
     verify_adapter(exported.folder / "adapter", entries, final, merged=merged)
-    return [_artifact("adapter", file) for file in files]
+    return [_artifact("adapter", file, exported) for file in files]
 
 
 def _leave_gguf(
@@ -272,12 +277,12 @@ def _leave_gguf(
         special_ids=_special_ids(exported),
         chat=None if model_folder is None else read_chat_folder(model_folder),
     )
-    with staged_folder(_fresh(exported, "gguf")) as stage:
+    with staged_folder(exported.folder / "gguf") as stage:
         file = stage / f"model-{packing}.gguf"
         write_gguf(file, entries, spec, vocabulary=vocabulary, packing=packing, name=exported.name)
         enter_phase("verifying", "reading the GGUF file again")
         check_gguf_file(file, entries)
-    return [_artifact("gguf", file) for file in describe_all(exported.folder / "gguf")]
+    return [_artifact("gguf", file, exported) for file in describe_all(exported.folder / "gguf")]
 
 
 def _special_ids(exported: Exported) -> dict[str, int]:
@@ -303,18 +308,11 @@ def _require_room(exported: Exported, tensors: list[TensorEntry], packed: list[T
         )
 
 
-def _fresh(exported: Exported, kind: str) -> Path:
-    """An attempt that was killed after its export leaves the folder; the same weights are written again."""
-    folder = exported.folder / kind
-    shutil.rmtree(folder, ignore_errors=True)
-    return folder
-
-
-def _artifact(kind: str, file: ExportedFile) -> Artifact:
+def _artifact(kind: str, file: ExportedFile, exported: Exported) -> Artifact:
     return Artifact(
         kind=kind,
         name=file.name,
-        file=f"{ARTIFACTS_FOLDER}/{kind}/{file.name}",
+        file=f"{artifacts_place(exported.fence)}/{kind}/{file.name}",
         num_bytes=file.num_bytes,
         sha256=file.sha256,
     )

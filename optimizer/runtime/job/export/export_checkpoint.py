@@ -31,6 +31,8 @@ class CheckpointExport:
     model_folder: Path | None
     tokenizer_file: Path | None
     job_folder: Path
+    fence: int
+    """Fence of the attempt that exports."""
     name: str = "model"
 
 
@@ -57,6 +59,7 @@ def export_checkpoint(run: CheckpointExport, *, report: Report) -> dict[str, Any
         tokenizer_file=run.tokenizer_file,
         model_folder=run.model_folder or run.weights_folder,
         job_folder=run.job_folder,
+        fence=run.fence,
         name=run.name,
     )
     artifacts = leave_weights(final, exported, enter_phase=enter_phase)

@@ -22,7 +22,14 @@ from optimizer.runtime.job.train import train
 from optimizer.runtime.job.training_run import TrainingRun
 from optimizer.workload import Adapter
 from tests.optimizer.runtime.ranks.rank_process import list_shared_memory
-from tests.optimizer.runtime.tiny import make_plan, make_spec, make_workload, write_token_file, write_tokenizer
+from tests.optimizer.runtime.tiny import (
+    artifacts_of,
+    make_plan,
+    make_spec,
+    make_workload,
+    write_token_file,
+    write_tokenizer,
+)
 
 STEPS = 6
 PAUSED_AT = 3
@@ -104,7 +111,7 @@ def found_base(run: TrainingRun) -> bool:
 
 
 def assert_same_end(one: TrainingRun, other: TrainingRun) -> None:
-    ends = [load_file(run.job_folder / "artifacts" / "adapter" / "adapter_model.safetensors") for run in (one, other)]
+    ends = [load_file(artifacts_of(run.job_folder) / "adapter" / "adapter_model.safetensors") for run in (one, other)]
     assert ends[0].keys() == ends[1].keys()
     assert all(tensor.equal(ends[1][name]) for name, tensor in ends[0].items())
     assert (one.job_folder / "host_bytes").read_text() == (other.job_folder / "host_bytes").read_text()

@@ -21,7 +21,14 @@ from optimizer.runtime.job.checkpoint import find_resumable
 from optimizer.runtime.job.train import train
 from optimizer.runtime.job.training_run import Measured, TrainingRun
 from tests.optimizer.runtime.counted_card import counted_card
-from tests.optimizer.runtime.tiny import make_plan, make_spec, make_workload, write_token_file, write_tokenizer
+from tests.optimizer.runtime.tiny import (
+    artifacts_of,
+    make_plan,
+    make_spec,
+    make_workload,
+    write_token_file,
+    write_tokenizer,
+)
 
 
 def never() -> bool:
@@ -60,7 +67,7 @@ def stop_after(messages: list[Any], step: int) -> Callable[..., Any]:
 
 
 def weights_of(run: TrainingRun) -> dict[str, torch.Tensor]:
-    return load_file(run.job_folder / "artifacts" / "model" / "model.safetensors")
+    return load_file(artifacts_of(run.job_folder) / "model" / "model.safetensors")
 
 
 def test_a_job_trains_and_leaves_weights_a_sample_and_its_measurements(make_run: Callable[..., TrainingRun]) -> None:
@@ -178,7 +185,7 @@ def test_a_job_whose_states_are_elsewhere_ends_with_the_weights_of_plain_trainin
     assert hashes[0]["sample.txt"] == hashes[1]["sample.txt"]
     assert placed.measured.device_peak_bytes < plain.measured.device_peak_bytes
     assert (placed.measured.disk_peak_bytes > 0) == (places is ON_DISK)
-    assert not (run.job_folder / "scratch").exists()
+    assert sorted(path.name for path in run.job_folder.iterdir()) == ["artifacts", "checkpoints"]
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
@@ -242,7 +249,7 @@ def test_a_killed_job_goes_on_from_its_checkpoint_to_the_same_bits(make_run: Cal
     process.join()
     assert process.exitcode == -signal.SIGKILL
     # Nothing of the scratch file is left, though nobody could remove it.
-    assert list((run.job_folder / "scratch").glob("*")) == []
+    assert [path.name for path in run.job_folder.iterdir()] == ["checkpoints"]
     messages: list[Any] = []
     result = train(
         dataclasses.replace(run, resume_from="newest", attempt=2, fence=8), report=messages.append, should_stop=never

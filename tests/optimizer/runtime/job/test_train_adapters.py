@@ -19,7 +19,14 @@ from optimizer.runtime.job.checkpoint import read_checkpoint
 from optimizer.runtime.job.train import train
 from optimizer.runtime.job.training_run import TrainingResult, TrainingRun
 from optimizer.workload import Adapter
-from tests.optimizer.runtime.tiny import make_plan, make_spec, make_workload, write_token_file, write_tokenizer
+from tests.optimizer.runtime.tiny import (
+    artifacts_of,
+    make_plan,
+    make_spec,
+    make_workload,
+    write_token_file,
+    write_tokenizer,
+)
 
 
 @pytest.fixture
@@ -65,7 +72,7 @@ def carry_out(run: TrainingRun) -> tuple[TrainingResult, list[dict[str, Any]]]:
 
 
 def adapters_of(run: TrainingRun) -> dict[str, torch.Tensor]:
-    return load_file(run.job_folder / "artifacts" / "adapter" / "adapter_model.safetensors")
+    return load_file(artifacts_of(run.job_folder) / "adapter" / "adapter_model.safetensors")
 
 
 def test_a_job_leaves_its_adapters_and_the_merged_model(make_run: Callable[..., TrainingRun]) -> None:

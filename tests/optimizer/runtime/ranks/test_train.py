@@ -27,14 +27,21 @@ from tests.optimizer.runtime.ranks.cases import MODELS
 from tests.optimizer.runtime.ranks.conftest import answers_of
 from tests.optimizer.runtime.ranks.pool import RankPool
 from tests.optimizer.runtime.ranks.rank_process import list_dev_shm
-from tests.optimizer.runtime.tiny import CONFIGS, make_plan, make_workload, write_token_file, write_tokenizer
+from tests.optimizer.runtime.tiny import (
+    CONFIGS,
+    artifacts_of,
+    make_plan,
+    make_workload,
+    write_token_file,
+    write_tokenizer,
+)
 
 ON_HOST = {"gradients": "host", "state_place": "host"}
 STREAMED = {**ON_HOST, "weights_place": "host"}
 UNEVEN = (RankShare(accumulation_steps=1, per_block=("recompute",) * 3), RankShare(accumulation_steps=3))
 """A small device and one that is three times as fast."""
 TUNED: dict[str, Any] = {
-    "weights": "base/artifacts/model",
+    "weights": "base/artifacts/f1/model",
     "workload": {"mode": "finetune", "adapter": {"rank": 4}, "global_batch_size": 2, "export": {"adapter": "both"}},
 }
 """Adapters on what the job ``base`` has left."""
@@ -91,7 +98,7 @@ def run_job(pool: RankPool, tmp_path: Path) -> Callable[..., list[dict[str, Any]
 
 
 def weights_of(folder: Path) -> dict[str, torch.Tensor]:
-    return load_file(folder / "artifacts" / "model" / "model.safetensors")
+    return load_file(artifacts_of(folder) / "model" / "model.safetensors")
 
 
 def assert_close(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
@@ -292,7 +299,7 @@ def test_the_stages_of_each_rank_take_the_bytes_predicted_where_weights_are_deal
     plan = make_rank_plan(2, "zero3")
     plan = replace(plan, weights=replace(plan.weights, frozen="int4", prefetch=2))
     changes: dict[str, Any] = {"mode": "finetune", "adapter": {"rank": 4}, "global_batch_size": 2}
-    done = answers_of(run_job(plan, job="job", weights="base/artifacts/model", workload=changes))
+    done = answers_of(run_job(plan, job="job", weights="base/artifacts/f1/model", workload=changes))
     workload = make_workload(**{**changes, "adapter": Adapter(rank=4), "num_steps": 4, "eval_batches": 2})
     profile = trace(
         read_model_spec(MODELS["decoder"]), extent=extent_of([(plan, workload)]), adapter=workload.adapter

@@ -5,13 +5,14 @@ from collections.abc import Callable
 from django.test import Client
 from pytest_django import Settings
 
+from tests.webapp.attempts.attempts import run
 from webapp.attempts.records import record_mirror
 from webapp.jobs.models import Job
 
 
 def page_of(browser: Client, job: Job, *, url: str = "", trouble: str = "") -> str:
     Job.objects.filter(pk=job.pk).update(spec={**job.spec, "mirrors": ["mlflow"]})
-    record_mirror(job.pk, name="mlflow", url=url, trouble=trouble)
+    record_mirror(run(job.machine), name="mlflow", url=url, trouble=trouble)
     return browser.get(f"/jobs/{job.pk}/").content.decode()
 
 

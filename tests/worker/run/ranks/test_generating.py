@@ -24,6 +24,7 @@ from optimizer.plan.devices.generation_layout import GenerationLayout
 from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.workload import GenerationRequest
+from tests.optimizer.runtime.tiny import artifacts_of
 from tests.webapp.generation import CONFIG
 from worker.run.exit_codes import EXIT_DONE, EXIT_DRAINED
 from worker.run.ranks.generating import GeneratingRank, measured_together
@@ -108,7 +109,7 @@ class Job:
 
     @property
     def results(self) -> str:
-        return (self.folder / "artifacts" / "results.jsonl").read_text()
+        return (artifacts_of(self.folder) / "results.jsonl").read_text()
 
     @property
     def num_written(self) -> int:

@@ -23,7 +23,14 @@ from optimizer.runtime.job.export.export_checkpoint import CheckpointExport, exp
 from optimizer.runtime.job.train import train
 from optimizer.runtime.job.training_run import TrainingRun
 from optimizer.workload import Adapter
-from tests.optimizer.runtime.tiny import make_plan, make_spec, make_workload, write_token_file, write_tokenizer
+from tests.optimizer.runtime.tiny import (
+    artifacts_of,
+    make_plan,
+    make_spec,
+    make_workload,
+    write_token_file,
+    write_tokenizer,
+)
 
 SIDECARS = {
     "tokenizer_config.json": {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|endoftext|>", "pad_token": "x"},
@@ -87,10 +94,11 @@ def export(run: TrainingRun, checkpoint: Path, **changes: Any) -> tuple[dict[str
             model_folder=None,
             tokenizer_file=run.tokenizer_file,
             job_folder=folder,
+            fence=9,
         ),
         report=lambda message: None,
     )
-    return result, folder / "artifacts"
+    return result, artifacts_of(folder)
 
 
 CASES: dict[str, Any] = {
@@ -111,7 +119,7 @@ def test_the_last_checkpoint_is_exported_to_the_bits_the_run_left(make_run: Call
     checkpoints = carry_out(run)
     result, folder = export(run, checkpoints[-1])
     assert (result["outcome"], result["step"]) == ("succeeded", 6)
-    left = run.job_folder / "artifacts"
+    left = artifacts_of(run.job_folder)
     files = ["model/model.safetensors"] + (["adapter/adapter_model.safetensors"] if adapter else [])
     for file in files:
         assert (folder / file).read_bytes() == (left / file).read_bytes(), file
@@ -190,7 +198,7 @@ def test_the_disk_is_asked_before_anything_is_written(
     monkeypatch.setattr("shutil.disk_usage", lambda path: usage)
     with pytest.raises(DiskFull, match="the exported weights need .* of disk; 1000 B are free"):
         export(run, checkpoint)
-    assert not (run.job_folder.parent / "exported" / "artifacts" / "model").exists()
+    assert not (artifacts_of(run.job_folder.parent / "exported") / "model").exists()
 
 
 def test_a_file_that_is_not_what_was_trained_fails_the_job(

@@ -28,7 +28,7 @@ from optimizer.runtime.layers.quantized_linear import list_base_tensors
 from optimizer.runtime.step.step import Trainer
 from optimizer.workload import Adapter, Export
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
-from tests.optimizer.runtime.tiny import NUM_BLOCKS, make_spec, make_workload, write_tokenizer
+from tests.optimizer.runtime.tiny import NUM_BLOCKS, artifacts_of, make_spec, make_workload, write_tokenizer
 
 CPU = torch.device("cpu")
 AWAY = {"gradients": GradientsPlan(choice="host"), "optimizer_state": OptimizerStatePlan(place="host")}
@@ -73,6 +73,7 @@ def save(trainer: Trainer, spec: ModelSpec, folder: Path) -> tuple[dict[tuple[st
         tokenizer_file=write_tokenizer(tokenizer),
         model_folder=None,
         job_folder=folder,
+        fence=1,
     )
     artifacts, digest = leave_artifacts(trainer, exported, batches=None, enter_phase=lambda phase, message: None)
     return {(artifact.kind, artifact.name): artifact for artifact in artifacts}, digest
@@ -100,10 +101,10 @@ def test_saved_adapters_are_read_by_peft_and_the_merged_model_by_transformers(
     trainer = trained(spec, plan=make_plan(), adapter=Adapter(rank=4))
     save(trainer, spec, tmp_path / "job")
     expected = logits_of(trainer.model)
-    loaded = load_with_peft(build_model(spec, seed=0), tmp_path / "job" / "artifacts" / "adapter")
+    loaded = load_with_peft(build_model(spec, seed=0), artifacts_of(tmp_path / "job") / "adapter")
     assert torch.equal(logits_of(loaded), expected)
     read: Any = AutoModelForCausalLM.from_pretrained
-    merged, info = read(tmp_path / "job" / "artifacts" / "model", output_loading_info=True)
+    merged, info = read(artifacts_of(tmp_path / "job") / "model", output_loading_info=True)
     assert not info["missing_keys"]
     assert not info["unexpected_keys"]
     # One product with the sum instead of the sum of two products.
@@ -144,7 +145,7 @@ def test_only_what_was_asked_for_is_saved(trained: Callable[..., Trainer], tmp_p
         artifacts, _ = save(trainer, make_spec(), tmp_path / which)
         names[which] = {kind for kind, _ in artifacts}
     assert names == {"alone": {"adapter"}, "merged": {"model"}, "both": {"model", "adapter"}}
-    assert sorted(path.name for path in (tmp_path / "alone" / "artifacts" / "adapter").iterdir()) == [
+    assert sorted(path.name for path in (artifacts_of(tmp_path / "alone") / "adapter").iterdir()) == [
         "adapter_config.json",
         "adapter_model.safetensors",
     ]
@@ -155,7 +156,7 @@ def test_bf16_training_saves_its_fp32_masters_when_fp32_is_asked_for(
 ) -> None:
     trainer = trained(make_spec(), plan=make_plan(weights=WeightsPlan(dtype="bf16")), export=Export(dtype="fp32"))
     save(trainer, make_spec(), tmp_path / "job")
-    saved = load_file(tmp_path / "job" / "artifacts" / "model" / "model.safetensors")
+    saved = load_file(artifacts_of(tmp_path / "job") / "model" / "model.safetensors")
     masters, _ = trainer.optimizer.export_state()
     for name, tensor in saved.items():
         assert tensor.dtype == torch.float32
@@ -187,7 +188,7 @@ def test_shards_load_as_one_model_and_every_file_has_its_hash(trained: Callable[
     shards = [name for _, name in artifacts if name.endswith(".safetensors")]
     assert len(shards) > 1
     assert "model.safetensors.index.json" in {name for _, name in artifacts}
-    folder = tmp_path / "job" / "artifacts" / "model"
+    folder = artifacts_of(tmp_path / "job") / "model"
     index = json.loads((folder / "model.safetensors.index.json").read_text())
     assert set(index["weight_map"].values()) == set(shards)
     loaded = AutoModelForCausalLM.from_pretrained(folder)
@@ -203,8 +204,8 @@ def test_half_precision_rounds_what_was_trained_once(
     trainer = trained(make_spec(), plan=make_plan(), adapter=Adapter(rank=4), export=Export(dtype=dtype))
     save(trainer, make_spec(), tmp_path / "job")
     target = {"bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
-    saved = load_file(tmp_path / "job" / "artifacts" / "model" / "model.safetensors")
+    saved = load_file(artifacts_of(tmp_path / "job") / "model" / "model.safetensors")
     for entry in FinalWeights.of_trainer(trainer).model_tensors(dtype=torch.float32):
         assert torch.equal(saved[entry.name], entry.read().to(target)), entry.name
-    adapters = load_file(tmp_path / "job" / "artifacts" / "adapter" / "adapter_model.safetensors")
+    adapters = load_file(artifacts_of(tmp_path / "job") / "adapter" / "adapter_model.safetensors")
     assert {tensor.dtype for tensor in adapters.values()} == {target}

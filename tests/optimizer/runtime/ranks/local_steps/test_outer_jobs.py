@@ -18,7 +18,7 @@ from tests.optimizer.profiles import extent_of, trace
 from tests.optimizer.runtime.ranks.cases import MODELS
 from tests.optimizer.runtime.ranks.conftest import answers_of
 from tests.optimizer.runtime.ranks.test_train import make_rank_plan, run_job
-from tests.optimizer.runtime.tiny import make_workload
+from tests.optimizer.runtime.tiny import artifacts_of, make_workload
 
 __all__ = ["run_job"]
 RunJob = Callable[..., list[dict[str, Any]]]
@@ -43,7 +43,7 @@ def test_what_is_due_waits_until_all_have_the_same_weights(run_job: RunJob, tmp_
     assert first["result"]["summary"]["weights_sha256"] is not None
     assert first["result"]["summary"]["validation_loss"] == second["result"]["summary"]["validation_loss"]
     # The last weights are those of all, after two steps alone: what the model's file has is what the last checkpoint has.
-    exported = load_file(tmp_path / "job" / "artifacts" / "model" / "model.safetensors")
+    exported = load_file(artifacts_of(tmp_path / "job") / "model" / "model.safetensors")
     stored = load_file(tmp_path / "job" / "checkpoints" / "step-000008-f1" / "model.safetensors")
     assert exported.keys() == stored.keys()
     assert all(torch.equal(exported[name], stored[name]) for name in stored)

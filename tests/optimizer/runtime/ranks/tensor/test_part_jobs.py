@@ -21,7 +21,7 @@ from tests.optimizer.profiles import extent_of, trace
 from tests.optimizer.runtime.ranks.cases import MODELS
 from tests.optimizer.runtime.ranks.conftest import answers_of
 from tests.optimizer.runtime.ranks.test_train import TUNED, assert_close, make_rank_plan, run_job, weights_of
-from tests.optimizer.runtime.tiny import make_workload
+from tests.optimizer.runtime.tiny import artifacts_of, make_workload
 
 __all__ = ["run_job"]
 RunJob = Callable[..., list[dict[str, Any]]]
@@ -79,7 +79,7 @@ def test_adapters_are_trained_and_left_as_on_one_device(run_job: RunJob, tmp_pat
         streamed = replace(plan, weights=replace(plan.weights, place=place))
         answers_of(run_job(streamed, job=job, **TUNED))
     for name in ("adapter/adapter_model.safetensors", "model/model.safetensors"):
-        one, two = (load_file(tmp_path / job / "artifacts" / name) for job in ("one", "two"))
+        one, two = (load_file(artifacts_of(tmp_path / job) / name) for job in ("one", "two"))
         assert_close(two, one)
     # Checkpoints of either name the same frozen weights.
     answers_of(run_job(make_shared_plan(), job="stopped", stops_before_step=3, **TUNED))
@@ -87,8 +87,8 @@ def test_adapters_are_trained_and_left_as_on_one_device(run_job: RunJob, tmp_pat
         run_job(make_rank_plan(1, accumulation_steps=2), job="stopped", resume_from="newest", attempt=2, **TUNED)
     )
     assert_close(
-        load_file(tmp_path / "stopped" / "artifacts" / "adapter" / "adapter_model.safetensors"),
-        load_file(tmp_path / "one" / "artifacts" / "adapter" / "adapter_model.safetensors"),
+        load_file(artifacts_of(tmp_path / "stopped") / "adapter" / "adapter_model.safetensors"),
+        load_file(artifacts_of(tmp_path / "one") / "adapter" / "adapter_model.safetensors"),
     )
 
 
@@ -111,7 +111,7 @@ def test_the_stages_of_each_rank_take_the_bytes_predicted(run_job: RunJob, adapt
     changes: dict[str, Any] = {"mode": "finetune", "global_batch_size": 2, "checkpoint_every_steps": 2}
     given = {**changes, "adapter": None if adapter is None else {"rank": 4}}
     plan = make_shared_plan()
-    done = answers_of(run_job(plan, job="job", weights="base/artifacts/model", workload=given))
+    done = answers_of(run_job(plan, job="job", weights="base/artifacts/f1/model", workload=given))
     workload = make_workload(**{**changes, "adapter": adapter, "num_steps": 4, "eval_batches": 2})
     extent = extent_of([(plan, workload)])
     profile = trace(read_model_spec(MODELS["decoder"]), extent=extent, adapter=adapter, num_sharing=2)
