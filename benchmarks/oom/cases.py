@@ -29,6 +29,7 @@ from optimizer.estimate.prediction import Prediction
 from optimizer.goal import Goal
 from optimizer.models.spec import ModelSpec, read_model_spec
 from optimizer.profile.profile import Profile
+from optimizer.runtime.job.export.place import artifacts_place
 from optimizer.runtime.job.train import train
 from optimizer.runtime.job.training_run import TrainingRun
 from optimizer.search.core import search
@@ -353,7 +354,7 @@ def _weights(model: str) -> Path:
         tokenizer_file=TOKENIZER_FILE,
     )
     train(run, report=lambda message: None, should_stop=lambda: False)
-    return folder / "artifacts" / "model"
+    return folder / artifacts_place(run.fence) / "model"
 
 
 def _profile(model: str, workload: TrainingWorkload) -> Profile:
