@@ -1,12 +1,14 @@
 """Spreads tests that show one claim for many cases over several runs: ``--breadth 2/4`` takes every fourth case, from the third.
 
-Such a test is marked ``breadth``. Without the option all cases run, as when a file is run by hand. ``make test`` takes a share
-that the commit draws, so that a few commits' runs have had every case. A test with fewer cases than shares has one of them.
+Such a test is marked ``breadth``. Tests that show one claim together, each dear by itself, are marked with its name,
+``breadth("several devices, end to end")``: each is a case of it, wherever it stands. Without the option all cases run, as when a
+file is run by hand. ``make test`` takes a share that the commit draws, so that a few commits' runs have had every case. A claim
+with fewer cases than shares has one of them in each.
 """
 
 import argparse
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -23,16 +25,21 @@ def read_share(text: str) -> tuple[int, int]:
     raise argparse.ArgumentTypeError(f"{text!r} is no share; allowed: 0/1 for all cases, 0/4 to 3/4 for a quarter of them")
 
 
-def left_to_others(names: Sequence[str], *, share: int, count: int) -> set[str]:
-    """The cases that other runs have. names: of all cases, as pytest writes them, ``test_file.py::test_name[case]``."""
+def left_to_others(claims: Mapping[str, str], *, share: int, count: int) -> set[str]:
+    """The cases that other runs have. claims: what each case shows, by its name as pytest writes it."""
     cases: dict[str, list[str]] = defaultdict(list)
-    for name in names:
-        cases[name.partition("[")[0]].append(name)
+    for name, claim in claims.items():
+        cases[claim].append(name)
     left: set[str] = set()
     for found in cases.values():
         num_shares = min(count, len(found))
         left.update(name for index, name in enumerate(found) if index % num_shares != share % num_shares)
     return left
+
+
+def claim_of(name: str, mark: pytest.Mark) -> str:
+    """The claim that a marked case shows: its test's own, unless the mark names one. name: ``test_file.py::test_name[case]``."""
+    return str(mark.args[0]) if mark.args else name.partition("[")[0]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -41,7 +48,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     share, count = config.getoption("breadth")
-    left = left_to_others([item.nodeid for item in items if item.get_closest_marker("breadth")], share=share, count=count)
+    marked = {item.nodeid: mark for item in items if (mark := item.get_closest_marker("breadth"))}
+    left = left_to_others({name: claim_of(name, mark) for name, mark in marked.items()}, share=share, count=count)
     if left:
         config.stash[LEFT_TO_OTHERS] = len(left)
         config.hook.pytest_deselected(items=[item for item in items if item.nodeid in left])

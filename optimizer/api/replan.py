@@ -25,7 +25,7 @@ from optimizer.estimate.training import estimate_training
 from optimizer.estimate.uneven import list_cases
 from optimizer.goal import Goal
 from optimizer.hardware.machine import Machine
-from optimizer.hardware.share import share_of
+from optimizer.hardware.share import count_sharing, share_of
 from optimizer.plan.devices.layout import ONE_DEVICE, DeviceLayout
 from optimizer.plan.plan import Plan
 from optimizer.profile.profile import Profile
@@ -41,13 +41,13 @@ LIKELY_SHARES = (1.0, 0.3, 0.0)
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """One attempt that ran out of memory."""
+    """One attempt that ran out of memory, or of room on the disk."""
 
     plan: Plan
     cause: str
     """One of ``causes.CAUSES``."""
     fields: Mapping[str, Any]
-    """Those of the error, with what the run added."""
+    """Those of the error, with what the run added; of a full disk also ``kept_bytes``, of checkpoints that lie there."""
 
 
 def list_shortfalls(
@@ -57,17 +57,18 @@ def list_shortfalls(
     found: list[tuple[Shortfall, ...]] = []
     for failure in failures:
         here = _find_case(profile, failure, workload=workload, machine=machine)
-        found.append(
-            find_shortfalls(
-                failure.fields,
-                prediction=_predict_stages(profile, **here),
-                moments=predict_moments(profile, **here),
-                cause=failure.cause,
-                budgets=_find_budgets(goal, here["machine"], failure.plan),
-                on_host=machine.device.kind == "cpu",
-                earlier=[each for shown in found for each in shown],
-            )
+        device = _kind_that_ran_out(failure)
+        shown = find_shortfalls(
+            failure.fields,
+            prediction=_predict_stages(profile, **here),
+            moments=predict_moments(profile, **here),
+            cause=failure.cause,
+            budgets=_find_budgets(goal, here["machine"], failure.plan),
+            on_host=machine.device.kind == "cpu",
+            num_sharing=count_sharing(machine, num_ranks=failure.plan.layout.num_devices),
+            earlier=[each for before in found for each in before if each.device in ("", device)],
         )
+        found.append(tuple(replace(each, device=device) if each.tier == "device" else each for each in shown))
     return found
 
 
@@ -92,6 +93,12 @@ def failed_rank(failure: Failure) -> int | None:
     """The rank that ran out, as the error of an attempt on several devices names it; None where it names none."""
     rank = failure.fields.get("rank")
     return rank if isinstance(rank, int) and 0 <= rank < failure.plan.layout.num_devices else None
+
+
+def _kind_that_ran_out(failure: Failure) -> str:
+    """The kind of the rank's device, where ranks differ and it is known which it was."""
+    ranks, rank = failure.plan.layout.ranks, failed_rank(failure)
+    return ranks[rank].device if ranks and rank is not None else ""
 
 
 def _find_budgets(goal: Goal, machine: Machine, plan: Plan) -> dict[ShortTier, int]:

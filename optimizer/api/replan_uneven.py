@@ -4,21 +4,18 @@ A shortfall is taken off all stages of the kind at once, since the devices' shar
 Torch-free.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from optimizer.api.keep_form import keep_form
 from optimizer.api.replan import LIKELY_SHARES, Failure, failed_rank, list_shortfalls
 from optimizer.base.errors import InvalidPlan, NoFeasiblePlan
-from optimizer.estimate.job.shortfalls import Shortfall, shortfall_on, toward_likely
+from optimizer.estimate.job.shortfalls import EVERY_STAGE, Shortfall, shortfall_on, toward_likely
 from optimizer.estimate.training import estimate_training
 from optimizer.goal import Goal
 from optimizer.hardware.machine import Machine
-from optimizer.hardware.share import count_sharing
 from optimizer.plan.plan import Plan
 from optimizer.profile.profile import Profile
-from optimizer.search.budgeted import budgets_elsewhere
 from optimizer.search.problem import PricedPlan
 from optimizer.search.questions.uneven.answer import answer_uneven
 from optimizer.search.training import training_problem
@@ -34,10 +31,11 @@ def replan_uneven(
     machine: Machine,
     checkpoint_of: Plan | None,
     calibration: Mapping[str, Any] | None = None,
+    known: Sequence[Shortfall] = (),
 ) -> PricedPlan:
     """The fastest plan on any of the machine's devices that was not tried, with room for what the failed attempts have shown.
 
-    checkpoint_of: as ``replan_profiled`` has it. Raises NoFeasiblePlan.
+    checkpoint_of, known: as ``replan_profiled`` has them. Raises NoFeasiblePlan.
     """
     if checkpoint_of is not None:
         goal = keep_form(goal, checkpoint_of, has_adapter=workload.adapter is not None)
@@ -45,76 +43,49 @@ def replan_uneven(
     here: dict[str, Any] = {"machine": machine, "workload": workload, "goal": goal}
     listed = list_shortfalls(failures, profile, **here)
     least = [
-        _ranks_that_ran_out(failure, profile, **here) if any(each.tier == "device" for each in shown) else {}
+        each
         for failure, shown in zip(failures, listed, strict=True)
+        if any(found.tier == "device" for found in shown)
+        for each in _room_that_was_left(failure, profile, **here)
     ]
     for share in LIKELY_SHARES:
-        shown = [toward_likely(each, share) for each in listed]
+        shown = [shortfall for each in listed for shortfall in toward_likely(each, share)]
         try:
             chosen = answer_uneven(
                 profile,
                 workload,
-                _with_less_of_the_host(goal, machine, _spared_of_the_host(failures, shown, machine)),
+                goal,
                 machine=machine,
                 make_problem=training_problem,
                 calibration=calibration,
-                spared_bytes=_spared(least, shown),
+                shortfalls=[*known, *least, *shown],
             ).result.chosen
         except (NoFeasiblePlan, InvalidPlan):
             continue
         if chosen.plan not in tried:
             return chosen
-    raise _no_other_plan(goal, machine, _spared(least, listed))
+    raise _no_other_plan(goal, machine, [*known, *least, *(shortfall for each in listed for shortfall in each)])
 
 
-def _ranks_that_ran_out(
+def _room_that_was_left(
     failure: Failure, profile: Profile, *, machine: Machine, workload: TrainingWorkload, goal: Goal
-) -> dict[str, int]:
-    """By kind of device that may have run out, the bytes that were left free there and one more: what the next plan leaves."""
+) -> Iterator[Shortfall]:
+    """By kind of device that may have run out, the bytes that were left free there and one more: the least that the next plan
+    leaves.
+    """
     if not failure.plan.layout.ranks:
-        return {}
+        return
     ranks = estimate_training(profile, plan=failure.plan, workload=workload, machine=machine).ranks
     rank = failed_rank(failure)
-    found: dict[str, int] = {}
     for each in ranks if rank is None else (ranks[rank],):
         left_bytes = min(goal.device_budget_bytes, each.memory_bytes) - each.peak_high_bytes
-        found[each.device] = max(found.get(each.device, 0), left_bytes + 1)
-    return found
+        yield Shortfall(stage=EVERY_STAGE, tier="device", device=each.device, num_bytes=left_bytes + 1)
 
 
-def _spared(least: Sequence[Mapping[str, int]], shown: Sequence[Sequence[Shortfall]]) -> dict[str, int]:
-    """By kind of device, the bytes that its ranks leave free."""
-    spared: dict[str, int] = {}
-    for by_kind, found in zip(least, shown, strict=True):
-        for name, num_bytes in by_kind.items():
-            spared[name] = max(spared.get(name, 0), num_bytes, shortfall_on("device", found))
-    return spared
-
-
-def _spared_of_the_host(
-    failures: Sequence[Failure], shown: Sequence[Sequence[Shortfall]], machine: Machine
-) -> int:
-    """Bytes that all ranks of a host leave free together: each as many as one has shown."""
-    return max(
-        (
-            count_sharing(machine, num_ranks=failure.plan.layout.num_devices) * shortfall_on("host", found)
-            for failure, found in zip(failures, shown, strict=True)
-        ),
-        default=0,
-    )
-
-
-def _with_less_of_the_host(goal: Goal, machine: Machine, num_bytes: int) -> Goal:
-    if not num_bytes:
-        return goal
-    elsewhere = budgets_elsewhere(machine, host_bytes=goal.host_budget_bytes, disk_bytes=goal.disk_budget_bytes)
-    return replace(goal, host_budget_bytes=max(0, elsewhere["host_budget_bytes"] - num_bytes))
-
-
-def _no_other_plan(goal: Goal, machine: Machine, spared: Mapping[str, int]) -> NoFeasiblePlan:
+def _no_other_plan(goal: Goal, machine: Machine, shortfalls: Sequence[Shortfall]) -> NoFeasiblePlan:
     """In the words of the budget that would have been enough: what there is and what was missing."""
     most_bytes = max(min(goal.device_budget_bytes, kind.device.memory_bytes) for kind in machine.kinds)
-    missing_bytes = max(spared.values(), default=0)
+    missing_bytes = shortfall_on("device", shortfalls)
     return NoFeasiblePlan(
         budget_bytes=most_bytes,
         smallest_feasible_bytes=most_bytes + missing_bytes,

@@ -222,7 +222,7 @@ def running_world(*, postgresql_url: str | None) -> Iterator[World]:
     try:
         world.prepare()
         world.revive()
-        wait_for(lambda: world.ask("num_machines") == 1, what=f"the machine's measurement\n{world.logs()}", timeout_s=120)
+        wait_for(lambda: world.ask("num_machines") == 1, what=f"the machine's measurement\n{world.logs()}", timeout_s=600)
         yield world
     finally:
         world.close()

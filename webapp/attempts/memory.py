@@ -1,4 +1,5 @@
-"""Out of memory at an attempt's end, and first steps that missed their prediction: whether the job goes on under another plan.
+"""Out of memory or of disk at an attempt's end, and first steps that missed their prediction: whether the job goes on under
+another plan.
 
 The next plan is found later and elsewhere (``webapp/planning/replanning.py``): a search takes longer than a transaction may.
 Other ends are decided in ``outcome.py``.
@@ -10,7 +11,7 @@ from optimizer.base.serialize import from_json
 from optimizer.estimate.job.causes import describe_cause
 from optimizer.goal import Goal
 from webapp.jobs.documents import describe_shortages
-from webapp.jobs.models import MEMORY_REASONS, PROBED, Attempt, Job, Kind
+from webapp.jobs.models import MEMORY_REASONS, PROBED, Attempt, Job, Kind, Reason
 
 MAX_REPLANS = 3
 """A job that runs out of memory under so many further plans ends: something is wrong that no plan mends."""
@@ -24,6 +25,15 @@ def count_shortages(attempt: Attempt) -> int:
 def may_replan(job: Job, reason: str, *, num_before: int) -> bool:
     """Report whether the job goes on under another plan. num_before: attempts before that ran out."""
     return reason in MEMORY_REASONS and num_before < MAX_REPLANS and _can_replan(job)
+
+
+def may_take_less_disk(job: Job, result: dict[str, Any]) -> bool:
+    """Report whether another plan may go on where the disk was full: the error says how much was free, and the plan keeps
+    something in a scratch file. Nothing else that a job writes is smaller under another plan.
+    """
+    fields = (result.get("error") or {}).get("fields") or {}
+    is_told = result.get("reason") == Reason.DISK_FULL and "free_bytes" in fields
+    return is_told and bool((job.prediction or {}).get("disk_peak_bytes")) and _can_replan(job)
 
 
 def _can_replan(job: Job) -> bool:

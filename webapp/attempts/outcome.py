@@ -28,7 +28,14 @@ from django.utils import timezone
 from optimizer.base.errors import HeadroomError
 from optimizer.profile.fingerprints import traced_fingerprint
 from webapp.attempts.losses import Losses, count_losses, is_loss
-from webapp.attempts.memory import count_shortages, describe_last_shortage, describe_shortage, may_replan, was_killed
+from webapp.attempts.memory import (
+    count_shortages,
+    describe_last_shortage,
+    describe_shortage,
+    may_replan,
+    may_take_less_disk,
+    was_killed,
+)
 from webapp.catalog.actions import keep_profile, keep_profile_error
 from webapp.catalog.models import Profile
 from webapp.clock import from_now
@@ -217,7 +224,10 @@ def decide_end(
         return End(answer=reason, state=State.QUEUED, kind="requeued", reason=reason, message=message, awaits_plan=True)
     is_given_up = reason == Reason.REMOTE_STORE_LOST and num_alike + 1 >= MAX_STORE_LOSSES
     if reason in _AWAITED_REASONS and not is_given_up:
-        return _await(reason, message, num_alike=num_alike)
+        end = _await(reason, message, num_alike=num_alike)
+        if result is not None and may_take_less_disk(job, result):
+            return replace(end, message=f"{message}; a plan that keeps less on the disk is looked for", awaits_plan=True)
+        return end
     if is_given_up:
         message = f"{message}; {num_alike + 1} attempts in a row met this without a new checkpoint"
     if reason != Reason.WORKER_LOST and not is_killed:

@@ -53,7 +53,9 @@ class Reason(models.TextChoices):
 
 
 MEMORY_REASONS = (Reason.OUT_OF_DEVICE_MEMORY, Reason.OUT_OF_HOST_MEMORY)
-"""After which a training job may go on under another plan."""
+"""After which a job may go on under another plan."""
+PLAN_REASONS = (*MEMORY_REASONS, Reason.DISK_FULL)
+"""The same, and a full disk, which is waited for where no other plan helps."""
 PROBED = "probed"
 """Outcome of an attempt that ended because its first steps missed their prediction, and the reason in its ``result.json``."""
 

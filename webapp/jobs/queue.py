@@ -19,7 +19,7 @@ from webapp.jobs.devices.joined import Rooms, is_joined, ranks_by_machine
 from webapp.jobs.devices.kept import all_waiting_joined, keeping_gang
 from webapp.jobs.devices.named import describe_needs, read_needs
 from webapp.jobs.devices.room import Room, read_room
-from webapp.jobs.models import DEVICE_JOB_KINDS, LIVE_STATES, MEMORY_REASONS, USER_JOB_KINDS, Job, State
+from webapp.jobs.models import DEVICE_JOB_KINDS, LIVE_STATES, MEMORY_REASONS, PLAN_REASONS, USER_JOB_KINDS, Job, State
 from webapp.jobs.queries import (
     LARGE_DOCUMENTS,
     LARGE_DOCUMENTS_OF_MODEL,
@@ -274,6 +274,8 @@ def between_plans(job: Job) -> str:
     """Why a job that has run awaits a plan."""
     if job.reason in MEMORY_REASONS:
         return f"Memory ran out in attempt {job.attempt}; another plan is looked for, and the job goes on with it."
+    if job.reason in PLAN_REASONS:
+        return f"The disk was full in attempt {job.attempt}; a plan that keeps less on it is looked for."
     return f"The first steps of attempt {job.attempt} missed their prediction; its plan is looked at again."
 
 

@@ -1,4 +1,4 @@
-"""Finds the next plan of a training job that ran out of memory or was probed, from what its attempts have shown.
+"""Finds the next plan of a training job that ran out of memory or disk, or was probed, from what its attempts have shown.
 
 The spec is frozen: the same work, data and seeds, the same budgets, no more loss than its goal allows. Only the plan changes, and
 never to one that ran out.
@@ -19,6 +19,7 @@ from optimizer.base.errors import HeadroomError, InvalidPlan, NoFeasiblePlan
 from optimizer.base.serialize import from_json
 from optimizer.base.units import format_bytes
 from optimizer.estimate.job.causes import CAUSES, PASSING_CAUSES
+from optimizer.estimate.job.files import NUM_KEPT
 from optimizer.estimate.job.probing import probe_shortfall
 from optimizer.estimate.job.shortfalls import Shortfall, known_shortfalls
 from optimizer.estimate.prediction import Prediction
@@ -32,7 +33,7 @@ from optimizer.search.questions.price_cache import name_work
 from optimizer.workload import TrainingWorkload
 from webapp.catalog.models import Machine
 from webapp.jobs.documents import describe_shortages
-from webapp.jobs.models import MEMORY_REASONS, PROBED, Job
+from webapp.jobs.models import PLAN_REASONS, PROBED, Job
 from webapp.jobs.specs.joining import joining_of
 from webapp.planning.runs.learning import learn_shortfalls
 from webapp.planning.search.profile_requests import ready_profile
@@ -96,7 +97,9 @@ def _search_next(job: Job, *, ran: Plan, machine: Machine) -> NextPlan | None:
     checkpoint_of = ran if has_checkpoint(job) else None
     known = _learn(job, traced, failures, machine=machine, work=name_work(profile.pk, workload), here=here)
     if ran.layout.ranks:
-        uneven = replan_uneven(failures, traced, **here, checkpoint_of=checkpoint_of, calibration=place.calibration)
+        uneven = replan_uneven(
+            failures, traced, **here, checkpoint_of=checkpoint_of, calibration=place.calibration, known=known
+        )
         return _next_plan(ran, uneven, machine)
     again = partial(
         replan_profiled,
@@ -157,8 +160,9 @@ def _learn(
 
 
 def failures_of(job: Job) -> list[Failure]:
-    """The job's attempts that ran out of memory, in order."""
-    ran_out = job.attempts.filter(outcome__in=MEMORY_REASONS).exclude(plan=None).order_by("number")
+    """The job's attempts that ran out of memory or of disk, in order."""
+    kept_bytes = sum(job.checkpoints.order_by("-pk").values_list("num_bytes", flat=True)[:NUM_KEPT])
+    ran_out = job.attempts.filter(outcome__in=PLAN_REASONS).exclude(plan=None).order_by("number")
     found = []
     for attempt in ran_out:
         fields = (attempt.error or {}).get("fields") or {}
@@ -166,7 +170,7 @@ def failures_of(job: Job) -> list[Failure]:
         failure = Failure(
             plan=Plan.from_json(attempt.plan),
             cause=cause if cause in CAUSES else "step",
-            fields=fields,
+            fields={**fields, "kept_bytes": kept_bytes},
         )
         found.append(failure)
     return found

@@ -1,11 +1,11 @@
-"""Finds the next plan of a generate job that ran out of memory, as ``replanning`` does for training.
+"""Finds the next plan of a generate job that ran out of memory or disk, as ``replanning`` does for training.
 
 The spec is frozen, and finished prompts stay. The search is asked again under smaller budgets, so that the bytes by which an
 attempt was predicted too low stay free; never for a plan that ran out.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -16,7 +16,7 @@ from optimizer.estimate.job.shortfalls import held_on_host
 from optimizer.goal import GenerationGoal
 from optimizer.plan.explain.diff import describe_generation_change
 from optimizer.plan.generation import GenerationPlan
-from webapp.jobs.models import MEMORY_REASONS, Attempt, Job
+from webapp.jobs.models import PLAN_REASONS, Attempt, Job, Reason
 from webapp.jobs.specs.generation import read_generate_spec
 from webapp.planning.replanning import NextPlan
 from webapp.planning.search.generation import asked_by_generation, find_generation
@@ -37,7 +37,7 @@ def find_next_generation_plan(job: Job) -> NextPlan | None:
     spec = read_generate_spec(job.owner, job.spec)
     asked = asked_by_generation(spec)
     profile = ready_profile(asked.need)
-    attempts = list(job.attempts.select_related("machine").filter(outcome__in=MEMORY_REASONS).order_by("number"))
+    attempts = list(job.attempts.select_related("machine").filter(outcome__in=PLAN_REASONS).order_by("number"))
     machine = (attempts[-1].machine if attempts else None) or job.machine
     if profile is None or machine is None or job.plan is None:
         return None
@@ -78,20 +78,24 @@ def _with_room(
     Each further attempt on a tier is taken to have shown twice as much. margin: None leaves no more than what was seen to be
     missing. on_cpu: the device is the processor, whose memory is the host's. smaller: as ``_LADDER`` has it.
     """
-    limits: dict[str, list[int]] = {"device": [goal.device_budget_bytes], "host": []}
+    limits: dict[str, list[int]] = {"device": [goal.device_budget_bytes], "host": [], "disk": []}
     num_before = {"device": 0, "host": 0}
     if goal.host_budget_bytes is not None:
         limits["host"].append(goal.host_budget_bytes)
+    if goal.disk_budget_bytes is not None:
+        limits["disk"].append(goal.disk_budget_bytes)
     for attempt in attempts:
         fields: dict[str, Any] = (attempt.error or {}).get("fields") or {}
         if attempt.prediction is None:
             continue
         prediction = GenerationPrediction.from_json(attempt.prediction)
         # A device's budget is of each copy of the model, the host's of all of them.
-        copies = {"device": 1, "host": prediction.num_replicas}
+        copies = {"device": 1, "host": prediction.num_replicas, "disk": 1}
         if fields.get("cause") == "host_killed":
             share = _MOST_AFTER_KILL if margin is None else _AFTER_KILL
             left = _left_after_kill(prediction, share=share, on_cpu=on_cpu, smaller=smaller)
+        elif attempt.outcome == Reason.DISK_FULL:
+            left = _left_on_disk(fields, prediction)
         else:
             tier = "host" if fields.get("tier") == "host" else "device"
             seen_bytes = max(1, missing_bytes(fields))
@@ -104,7 +108,19 @@ def _with_room(
         goal,
         device_budget_bytes=max(1, min(limits["device"])),
         host_budget_bytes=max(0, min(limits["host"])) if limits["host"] else None,
+        disk_budget_bytes=max(0, min(limits["disk"])) if limits["disk"] else None,
     )
+
+
+def _left_on_disk(fields: Mapping[str, Any], prediction: GenerationPrediction) -> dict[str, int]:
+    """Bytes that the disk had room for, of all copies of the model together; fewer than those of the plan that ran. Nothing where
+    it has no scratch file, or the error does not say how much was free.
+    """
+    scratch_bytes = prediction.num_replicas * prediction.disk_peak_bytes
+    if not scratch_bytes or "free_bytes" not in fields:
+        return {}
+    held_bytes = prediction.num_replicas * int(fields.get("in_use_bytes", 0))
+    return {"disk": min(held_bytes + int(fields["free_bytes"]), scratch_bytes - 1)}
 
 
 def _left_after_kill(prediction: GenerationPrediction, *, share: float, on_cpu: bool, smaller: bool) -> dict[str, int]:

@@ -1,7 +1,8 @@
 """Finds plans for jobs that await one, so that they start by themselves.
 
 One that was submitted before its model was profiled is priced, once the profile is there, as its owner would price it now. One
-that ran out of memory gets another plan. A job for which none fits, or whose spec can no longer be read, ends with the reason.
+that ran out of memory or disk gets another plan. A job for which none fits, or whose spec can no longer be read, ends with the
+reason.
 """
 
 import logging
@@ -71,9 +72,11 @@ def _replan(job: Job) -> bool:
     """The reason of the last attempt's end stays the job's where it ends here."""
     try:
         found = find_next_generation_plan(job) if job.kind == Kind.GENERATE else find_next_plan(job)
-    except NoFeasiblePlan as error:
-        return refuse_plan(job, reason=Reason(job.reason), error=error, message=write_story(job, error))
     except HeadroomError as error:
+        if job.reason == Reason.DISK_FULL:
+            return _keep_plan(job)
+        if isinstance(error, NoFeasiblePlan):
+            return refuse_plan(job, reason=Reason(job.reason), error=error, message=write_story(job, error))
         return refuse_plan(job, reason=Reason.NOT_PLANNED, error=error)
     if found is None:
         return False
@@ -85,3 +88,11 @@ def _replan(job: Job) -> bool:
         machine=found.machine,
         change=found.change,
     )
+
+
+def _keep_plan(job: Job) -> bool:
+    """The disk may have room again: the attempt after the pause decides."""
+    if job.plan is None or job.prediction is None or job.machine is None:
+        return False
+    why = "no plan that keeps less on the disk fits; the job goes on under this one once there is room"
+    return plan_job(job, spec=job.spec, plan=job.plan, prediction=job.prediction, machine=job.machine, change=why)

@@ -43,6 +43,8 @@ class Shortfall:
     """At least so many."""
     likely_bytes: int = 0
     """With the requests that would have followed the one that failed; a plan is looked for with these first."""
+    device: str = ""
+    """Kind of the device that ran out, where a machine has several; empty: any."""
 
 
 def find_shortfalls(
@@ -53,14 +55,17 @@ def find_shortfalls(
     cause: str,
     budgets: Mapping[ShortTier, int],
     on_host: bool = False,
+    num_sharing: int = 1,
     earlier: Iterable[Shortfall] = (),
 ) -> tuple[Shortfall, ...]:
-    """The bytes that an out-of-memory shows to have been missing, such that the plan that ran no longer fits.
+    """The bytes that an out-of-memory or a full disk shows to have been missing, such that the plan that ran no longer fits.
 
-    fields: as ``name_cause``'s. prediction: of a rank, with memory and all stages. moments: predicted of that plan. budgets:
-    bytes that a rank may take by tier. on_host: the device is the processor, whose memory is the host's. earlier: shown by
-    attempts before.
+    fields: as ``name_cause``'s, or those of DiskFull. prediction: of a rank, with memory and all stages. moments: predicted of
+    that plan. budgets: bytes that a rank may take by tier. on_host: the device is the processor, whose memory is the host's.
+    num_sharing: ranks that share a disk. earlier: shown by attempts before.
     """
+    if cause == "disk":
+        return _on_disk(fields, prediction, budgets["disk"], num_sharing=num_sharing)
     if cause == "host_killed":
         return _after_kill(prediction, budgets, on_host=on_host)
     tier: ShortTier = "host" if fields.get("tier") == "host" else "device"
@@ -111,6 +116,23 @@ def _after_kill(
     )
 
 
+def _on_disk(
+    fields: Mapping[str, Any], prediction: Prediction, budget_bytes: int, *, num_sharing: int
+) -> tuple[Shortfall, ...]:
+    """Scratch files and the job's own files must fit into what the disk had room for: what they held, and what was free. None
+    where the plan has no scratch file, since the others are as large under any plan.
+    """
+    scratch_bytes = prediction.disk_peak_bytes
+    if not scratch_bytes or "free_bytes" not in fields:
+        return ()
+    held_bytes = num_sharing * int(fields.get("in_use_bytes", scratch_bytes)) + int(fields.get("kept_bytes", 0))
+    room_bytes = held_bytes + int(fields["free_bytes"]) - int(fields.get("floor_bytes", 0))
+    with_scratch = [peak for peak in prediction.stages if peak.disk_peak_bytes > peak.file_bytes]
+    needed_bytes = max([num_sharing * scratch_bytes, *(peak.disk_bytes_of(num_sharing) for peak in with_scratch)])
+    left_bytes = min(room_bytes, needed_bytes - 1) // num_sharing
+    return (Shortfall(stage=EVERY_STAGE, tier="disk", num_bytes=max(0, budget_bytes - left_bytes)),)
+
+
 def held_on_host(host_peak_bytes: int, memory: CardMemory | None) -> int:
     """The host's bytes of a step or a pass, with what pinning rounds up to. memory: as the prediction has it."""
     if memory is None or not host_peak_bytes:
@@ -119,12 +141,12 @@ def held_on_host(host_peak_bytes: int, memory: CardMemory | None) -> int:
 
 
 def merge_shortfalls(found: Iterable[Shortfall]) -> tuple[Shortfall, ...]:
-    """The largest of each stage and tier."""
-    largest: dict[tuple[str, ShortTier], Shortfall] = {}
+    """The largest of each stage, tier and kind of device."""
+    largest: dict[tuple[str, ShortTier, str], Shortfall] = {}
     for each in found:
-        known = largest.get((each.stage, each.tier))
+        known = largest.get((each.stage, each.tier, each.device))
         if known is None or known.num_bytes < each.num_bytes:
-            largest[each.stage, each.tier] = each
+            largest[each.stage, each.tier, each.device] = each
     return tuple(largest.values())
 
 
@@ -247,8 +269,13 @@ def remember_shortfalls(
     found = merge_shortfalls([*known_shortfalls(before, work), *(each for each in shown if each.stage != EVERY_STAGE)])
     kept.pop(work, None)
     if found:
-        kept[work] = [{"stage": each.stage, "tier": each.tier, "num_bytes": each.num_bytes} for each in found]
+        kept[work] = [_to_row(each) for each in found]
     return {**before, _KEPT: dict(list(kept.items())[-_MAX_WORKS:])}
+
+
+def _to_row(shortfall: Shortfall) -> dict[str, Any]:
+    row = {"stage": shortfall.stage, "tier": shortfall.tier, "num_bytes": shortfall.num_bytes}
+    return {**row, "device": shortfall.device} if shortfall.device else row
 
 
 def known_shortfalls(calibration: Mapping[str, Any] | None, work: str) -> tuple[Shortfall, ...]:

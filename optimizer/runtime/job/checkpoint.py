@@ -315,6 +315,7 @@ def _disk_full(free_bytes: int, needed_bytes: int) -> DiskFull:
         hint="Free disk space or move HEADROOM_HOME; the job resumes from its last checkpoint.",
         free_bytes=free_bytes,
         needed_bytes=needed_bytes,
+        floor_bytes=disk_floor_bytes(),
     )
 
 

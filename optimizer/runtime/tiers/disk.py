@@ -127,6 +127,7 @@ class DiskStore:
             folder=str(self.folder),
             requested_bytes=needed_bytes,
             in_use_bytes=self._file_bytes,
+            free_bytes=self._free_bytes(),
         )
 
     def _free_bytes(self) -> int:

@@ -8,12 +8,12 @@ import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 
-from optimizer.base.errors import OutOfDeviceMemory
-from optimizer.base.units import GIB, KIB
+from optimizer.base.errors import DiskFull, OutOfDeviceMemory
+from optimizer.base.units import GIB, KIB, MIB
 from optimizer.hardware.devices import table_machine
 from optimizer.plan.plan import Plan
 from tests.webapp.attempts.attempts import DONE, DRAINED, kinds, run
-from tests.webapp.conftest import make_spec
+from tests.webapp.conftest import MACHINE_DOCUMENT, make_spec
 from webapp.attempts.claiming import claim_job
 from webapp.attempts.memory import MAX_REPLANS
 from webapp.attempts.outcome import finish_attempt
@@ -235,6 +235,91 @@ def test_a_job_that_keeps_its_plan_is_tried_again_later_when_the_host_killed_it(
     kill(run(machine))
     job.refresh_from_db()
     assert (job.state, job.awaits_plan, job.failed_attempts) == (State.QUEUED, False, 1)
+    assert job.not_before is not None
+
+
+@pytest.fixture
+def with_disk(db: None) -> Machine:
+    """A machine with room and rates for a scratch file."""
+    rates = {"disk_write_bytes_per_s": 1e9, "disk_read_bytes_per_s": 1e9, "host_optimizer_elements_per_s": 1e8}
+    document = {**MACHINE_DOCUMENT, "disk_free_bytes": GIB, "rates": {**MACHINE_DOCUMENT["rates"], **rates}}
+    return register_machine(name="bench", document=document)
+
+
+def fill_disk(attempt: Attempt, **fields: int) -> str:
+    """The attempt ends because the disk had no room."""
+    error = DiskFull("the disk is full", hint="", cause="disk", **fields)
+    result = {**DONE, "outcome": "failed", "reason": error.code, "message": error.message, "error": error.to_json()}
+    return finish_attempt(attempt, result=result, exit_code=1)
+
+
+@pytest.fixture
+def on_disk(ada: User, with_disk: Machine, profiled_llama: Model, dataset: Dataset) -> Submit:
+    """A job whose plan keeps what blocks save in a scratch file; its goal pins that, or leaves it open."""
+
+    def submit(*, is_pinned: bool) -> Job:
+        pins = {"activations": {"per_block": ["offload_disk"]}}
+        goal: dict[str, Any] = {"device_budget_bytes": GIB, "pins": pins}
+        workload = {"sequence_length": 128, "global_batch_size": 8, "num_steps": 10}
+        job = submit_job(ada, spec=make_spec(profiled_llama, dataset, goal=goal, workload=workload), actor="user:ada")
+        if not is_pinned:
+            job.spec["goal"] = {"device_budget_bytes": GIB}
+            job.save(update_fields=["spec"])
+        return job
+
+    return submit
+
+
+@pytest.mark.parametrize("is_checkpoint", [False, True])
+def test_a_full_disk_leads_to_a_plan_that_keeps_less_on_it(
+    ada: User, with_disk: Machine, on_disk: Submit, *, is_checkpoint: bool
+) -> None:
+    job = on_disk(is_pinned=False)
+    before = job.prediction["disk_peak_bytes"]
+    own_bytes = max(peak["file_bytes"] for peak in job.prediction["stages"])
+    half_bytes = before // 2
+    assert own_bytes < half_bytes
+    # either way the disk has room for the job's own files and half of the scratch file
+    fields = {"requested_bytes": half_bytes + own_bytes, "in_use_bytes": half_bytes, "free_bytes": own_bytes}
+    if is_checkpoint:
+        fields = {"needed_bytes": own_bytes, "free_bytes": own_bytes - half_bytes + KIB, "floor_bytes": KIB}
+    assert fill_disk(run(with_disk), **fields) == Reason.DISK_FULL
+    job.refresh_from_db()
+    assert (job.state, job.awaits_plan, job.failed_attempts) == (State.QUEUED, True, 0)
+    assert job.message == "the disk is full; a plan that keeps less on the disk is looked for"
+    (row,) = read_queue(ada).waiting
+    assert row.sentence == "The disk was full in attempt 1; a plan that keeps less on it is looked for."
+    assert plan_waiting_jobs() == [job.pk]
+    job.refresh_from_db()
+    assert job.prediction["disk_peak_bytes"] <= half_bytes + own_bytes
+    assert not job.awaits_plan
+    # how full the disk was once says nothing of the next job
+    with_disk.refresh_from_db()
+    assert "shortfalls" not in with_disk.calibration
+
+
+def test_where_no_plan_keeps_less_on_a_full_disk_the_job_waits_for_room_under_its_own(
+    with_disk: Machine, on_disk: Submit
+) -> None:
+    job = on_disk(is_pinned=True)
+    plan = job.plan
+    for number in range(2):
+        assert fill_disk(run(with_disk), requested_bytes=MIB, in_use_bytes=0, free_bytes=KIB) == Reason.DISK_FULL
+        assert plan_waiting_jobs() == [job.pk]
+        job.refresh_from_db()
+        assert (job.state, job.plan, job.awaits_plan, job.failed_attempts) == (State.QUEUED, plan, False, 0)
+        assert job.not_before is not None
+        said = job.events.filter(kind="replanned").order_by("-pk")[0].message
+        assert said == "no plan that keeps less on the disk fits; the job goes on under this one once there is room"
+        assert job.events.filter(kind="replanned").count() == number + 1
+        Job.objects.filter(pk=job.pk).update(not_before=None)
+
+
+def test_a_plan_without_a_scratch_file_waits_for_room_on_a_full_disk(submit: Submit, machine: Machine) -> None:
+    job = submit()
+    assert fill_disk(run(machine), needed_bytes=GIB, free_bytes=KIB, floor_bytes=KIB) == Reason.DISK_FULL
+    job.refresh_from_db()
+    assert (job.state, job.awaits_plan) == (State.QUEUED, False)
     assert job.not_before is not None
 
 

@@ -6,16 +6,18 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import User
 
-from optimizer.base.errors import OutOfDeviceMemory
-from optimizer.base.units import KIB, MIB
+from optimizer.base.errors import DiskFull, OutOfDeviceMemory
+from optimizer.base.units import GIB, KIB, MIB
 from optimizer.plan.explain.diff import describe_generation_change
 from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.kv_cache import KvCachePlan
 from optimizer.plan.weights import WeightsPlan
 from tests.webapp.attempts.attempts import DONE, kinds, run
+from tests.webapp.conftest import MACHINE_DOCUMENT
 from tests.webapp.generation import make_generate_spec, make_prompts
 from webapp.attempts.memory import MAX_REPLANS, may_probe
 from webapp.attempts.outcome import finish_attempt
+from webapp.catalog.actions import register_machine
 from webapp.catalog.models import Machine, Model
 from webapp.jobs.models import Attempt, Job, Reason, State
 from webapp.planning.submitting import submit_job
@@ -146,3 +148,22 @@ def test_the_change_of_plan_in_words() -> None:
     assert describe_generation_change(plan, other) == (
         "2 sequences at once, not 4; prompts 4 tokens at a time; weights: device to host; keys and values: held otherwise"
     )
+
+
+def test_a_full_disk_leads_to_a_plan_that_keeps_less_on_it(ada: User, writer: Model) -> None:
+    rates = {"disk_write_bytes_per_s": 1e9, "disk_read_bytes_per_s": 1e9}
+    document = {**MACHINE_DOCUMENT, "disk_free_bytes": GIB, "rates": {**MACHINE_DOCUMENT["rates"], **rates}}
+    machine = register_machine(name="bench", document=document)
+    goal = {"device_budget_bytes": 64 * MIB, "pins": {"weights": {"place": "disk"}}}
+    prompts = make_prompts({"prompt": "In the beginning"}, owner=ada)
+    job = submit_job(ada, spec=make_generate_spec(writer, prompts, goal=goal), actor="user:ada")
+    job.spec["goal"] = {"device_budget_bytes": 64 * MIB}
+    job.save(update_fields=["spec"])
+    assert job.prediction["disk_peak_bytes"] > 64 * KIB
+    error = DiskFull("the disk is full", hint="", cause="disk", requested_bytes=MIB, in_use_bytes=4 * KIB, free_bytes=4 * KIB)
+    result = {**DONE, "outcome": "failed", "reason": error.code, "message": error.message, "error": error.to_json()}
+    assert finish_attempt(run(machine), result=result, exit_code=1) == Reason.DISK_FULL
+    assert plan_waiting_jobs() == [job.pk]
+    job.refresh_from_db()
+    assert job.state == State.QUEUED
+    assert job.prediction["disk_peak_bytes"] <= 8 * KIB

@@ -253,6 +253,7 @@ def _search(question: TrainingQuestion) -> ObjectiveAnswer | NothingFits:
                 machine=question.place.machine,
                 make_problem=training_problem,
                 calibration=question.place.calibration,
+                shortfalls=question.shortfalls,
             )
         if question.goal.num_devices > 1:
             return answer_layouts(

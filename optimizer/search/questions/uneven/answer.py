@@ -18,6 +18,7 @@ from typing import Any, Final
 from optimizer.base.errors import InvalidInput, InvalidPlan, InvalidWorkload, NoFeasiblePlan
 from optimizer.base.units import format_bytes, format_slowdown
 from optimizer.estimate.card.training_memory import add_memory
+from optimizer.estimate.job.shortfalls import Shortfall
 from optimizer.estimate.prediction import Prediction, RankPrediction
 from optimizer.estimate.training import estimate_training
 from optimizer.goal import Goal
@@ -52,6 +53,7 @@ from optimizer.search.questions.uneven.parts import find_shared
 from optimizer.search.questions.uneven.question import UnevenQuestion, not_searched, speed_of
 from optimizer.search.questions.uneven.replicas import list_together
 from optimizer.search.questions.uneven.setups import option_of, price_uneven_setups
+from optimizer.search.questions.uneven.spared import spared_by_kind, with_less_elsewhere
 from optimizer.search.result import SearchResult
 from optimizer.search.solver.floors import is_over_floor
 from optimizer.search.solver.guided import MIN_GAIN
@@ -76,13 +78,13 @@ def answer_uneven(
     machine: Machine,
     make_problem: Callable[..., SearchProblem],
     calibration: Mapping[str, Any] | None = None,
-    spared_bytes: Mapping[str, int] | None = None,
+    shortfalls: Sequence[Shortfall] = (),
 ) -> ObjectiveAnswer:
     """The fastest plan on any of the machine's devices, at most ``goal.num_devices`` of them, with what others come to.
 
-    make_problem: ``training_problem`` of ``search/training.py``. spared_bytes: by kind, what each of its devices leaves free.
-    Raises InvalidInput for an objective other than the fastest step or the cheapest run, NoFeasiblePlan and InvalidPlan where no
-    devices can do the work.
+    make_problem: ``training_problem`` of ``search/training.py``. shortfalls: shown by attempts at this work, for which devices
+    and hosts leave room. Raises InvalidInput for an objective other than the fastest step or the cheapest run, NoFeasiblePlan and
+    InvalidPlan where no devices can do the work.
     """
     if goal.objective not in ("fastest_step", "cheapest_run"):
         raise InvalidInput(
@@ -92,6 +94,7 @@ def answer_uneven(
             allowed=["fastest_step", "cheapest_run"],
             hint="Ask for the devices of one kind: --devices '2x RTX 3060'.",
         )
+    goal = with_less_elsewhere(goal, machine, shortfalls)
     listed = list_cuts(goal, profile, workload)
     # Several stages on each device are tried where devices are alike, or where that is pinned.
     cuts = {layout.num_devices: layout for layout in listed if layout.num_rounds == 1 or goal.pins.layout.schedule is not None}
@@ -116,7 +119,7 @@ def answer_uneven(
         estimate=estimate,
         settle=lambda plan: settle_local(plan, goal, workload, price=price),
         find_best=find_best,
-        spared_bytes=spared_bytes or {},
+        spared_bytes=spared_by_kind(machine, shortfalls),
         data_modes=tuple(
             dict.fromkeys(
                 layout.data for layout in shared if layout.num_devices > 1 and layout.replicas == 1 and not layout.shares_weights

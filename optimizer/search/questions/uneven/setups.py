@@ -13,15 +13,16 @@ from optimizer.search.questions.uneven.bounds import LeastTime
 from optimizer.search.questions.uneven.options import Found, Option
 from optimizer.search.questions.uneven.question import UnevenQuestion, speed_of
 from optimizer.search.questions.uneven.replicas import count_replicas
+from optimizer.search.questions.uneven.spared import raise_ranks
 
 
 def price_uneven_setups(question: UnevenQuestion, *, best: PricedPlan | None) -> list[PricedSetup]:
-    """Every setup, with the number formats of the best plan that is known, or else the smallest that are allowed. None where
-    devices are to leave some of their memory free, or only one may be used.
+    """Every setup, with the number formats of the best plan that is known, or else the smallest that are allowed. None where only
+    one device may be used.
     """
     kinds = _kinds_of(question)
     whole = _team_of(kinds)
-    if whole.num_devices < 2 or question.spared_bytes:
+    if whole.num_devices < 2:
         return []
     question.budgets.clear()
     asked = SetupQuestion(
@@ -97,5 +98,9 @@ def _pose(question: UnevenQuestion, layout: DeviceLayout) -> SearchProblem:
     each = question.workload.global_batch_size // layout.num_devices
     posed = question.pose(smallest, layout.without_ranks, num_sequences=each, team=kinds)
     return replace(
-        posed, goal=question.goal, layout=layout, price=question.price, detail=lambda plan, _: question.estimate(plan)
+        posed,
+        goal=question.goal,
+        layout=layout,
+        price=lambda plan: raise_ranks(question.price(plan), question.spared_bytes),
+        detail=lambda plan, _: raise_ranks(question.estimate(plan), question.spared_bytes),
     )

@@ -158,7 +158,14 @@ def test_a_job_out_of_memory_goes_on_under_a_plan_that_leaves_that_device_more(
     assert again.devices == [{SMALL: 0, LARGE: 1}[name] for name in peaks]
     uneven.refresh_from_db()
     (learnt,) = uneven.calibration["shortfalls"].values()
-    assert [(each["stage"], each["tier"]) for each in learnt] == [("steady_step", "device")]
+    assert [(each["stage"], each["tier"], each["device"]) for each in learnt] == [("steady_step", "device", SMALL)]
+    # the next job of this work begins with what was learnt
+    job.refresh_from_db()
+    after = submit_job(ada, spec=on_both(spec), actor="user:ada")
+    assert after.plan != before
+    short_bytes = learnt[0]["num_bytes"]
+    kept = {each["device"]: each for each in after.prediction["ranks"]}
+    assert SMALL not in kept or kept[SMALL]["peak_high_bytes"] + short_bytes <= kept[SMALL]["memory_bytes"]
 
 
 def test_the_largest_batch_is_that_of_the_other_machines_and_refused_where_there_is_none(

@@ -10,6 +10,7 @@ from benchmarks.common.machines import make_cpu_machine
 from optimizer.api.plan import plan_profiled
 from optimizer.base.errors import NoFeasiblePlan
 from optimizer.base.units import GIB
+from optimizer.estimate.job.shortfalls import EVERY_STAGE, Shortfall
 from optimizer.estimate.prediction import Prediction
 from optimizer.estimate.training import estimate_training
 from optimizer.goal import UNLIMITED_BYTES, Goal
@@ -188,7 +189,8 @@ def test_a_kind_that_ran_out_leaves_more_of_itself_free() -> None:
     asked: dict[str, Any] = {"machine": machine, "make_problem": training_problem}
     plain = answer_uneven(profile_of(), WORKLOAD, goal, **asked).result.chosen
     spared_bytes = GIB - max(rank.peak_high_bytes for rank in plain.prediction.ranks if rank.device == small) + 1
-    again = answer_uneven(profile_of(), WORKLOAD, goal, **asked, spared_bytes={small: spared_bytes}).result.chosen
+    short = Shortfall(stage=EVERY_STAGE, tier="device", device=small, num_bytes=spared_bytes)
+    again = answer_uneven(profile_of(), WORKLOAD, goal, **asked, shortfalls=[short]).result.chosen
     assert again.plan != plain.plan
     assert all(rank.peak_high_bytes <= GIB - spared_bytes for rank in again.prediction.ranks if rank.device == small)
 
