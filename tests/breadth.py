@@ -9,10 +9,19 @@ with fewer cases than shares has one of them in each.
 import argparse
 from collections import defaultdict
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
+SEVERAL_DEVICES: Final = "jobs on several devices, end to end"
+WHOLE_ROADS: Final = "a road from the first page or command to the end"
+SURVIVAL: Final = "jobs outlive what ends beneath them"
+WHOLE_STACK: Final = "the whole stack starts and stops"
+COMPILED_BLOCKS: Final = "compiled blocks"
+BYTES_OF_RANKS: Final = "bytes are predicted on each rank"
+JOBS_OF_ONE_BASE: Final = "jobs of one base"
+TRAINING_BENCHMARK: Final = "the training benchmark runs"
+GPU_CHECK: Final = "the parts of gpu_check run"
 LEFT_TO_OTHERS = pytest.StashKey[int]()
 """Number of cases that this run leaves to others."""
 

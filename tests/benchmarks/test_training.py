@@ -24,6 +24,7 @@ from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.profile import Profile
 from optimizer.profile.trace.trace import profile_model
 from optimizer.workload import Adapter, TrainingWorkload
+from tests.breadth import TRAINING_BENCHMARK
 
 CPU = torch.device("cpu")
 CONFIG: dict[str, Any] = {
@@ -75,6 +76,7 @@ def plain_losses() -> list[float]:
 RUNNING = [name for name, _ in list_alternatives(JOB) if not name.startswith(("torchao", "DeepSpeed"))]
 
 
+@pytest.mark.breadth(TRAINING_BENCHMARK)
 @pytest.mark.parametrize("name", RUNNING)
 def test_every_alternative_takes_the_steps_that_ours_takes(name: str, plain_losses: list[float]) -> None:
     found = losses_of(dict(list_alternatives(JOB))[name])
@@ -102,6 +104,7 @@ def test_an_alternative_that_does_not_run_here_says_why(bench: Bench) -> None:
     assert "DeepSpeed" in str(bench.alternative_peaks["DeepSpeed ZeRO-Offload"])
 
 
+@pytest.mark.breadth(TRAINING_BENCHMARK)
 def test_the_head_in_chunks_is_priced_to_the_byte_and_keeps_the_gradient(bench: Bench) -> None:
     rows = list(training.PARTS["head"](bench))
     assert [row["num_chunks"] for row in rows] == [1, 8]
@@ -111,6 +114,7 @@ def test_the_head_in_chunks_is_priced_to_the_byte_and_keeps_the_gradient(bench: 
     assert rows[1]["peak_falls_by"] > 4
 
 
+@pytest.mark.breadth(TRAINING_BENCHMARK)
 def test_a_budget_is_met_and_held_against_all_that_fits_in_it(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "SHARES", (0.8,))
     (row,) = training.PARTS["budgets"](bench)
@@ -136,6 +140,7 @@ def test_a_technique_that_fails_is_reported_and_the_next_still_runs(
         assert abs(row["predicted_peak_bytes"] - row["peak_bytes"]) <= 16
 
 
+@pytest.mark.breadth(TRAINING_BENCHMARK)
 def test_models_of_four_times_the_budget_train_to_the_bits_of_plain_training(bench: Bench) -> None:
     rows = list(training.PARTS["larger"](bench))
     assert [row["state_and_weights_on"] for row in rows] == ["host", "disk"]
@@ -201,6 +206,7 @@ def test_weights_drawn_quickly_are_tied_where_the_model_ties_them() -> None:
     assert sum(p.numel() for p in model.parameters()) == spec.num_parameters
 
 
+@pytest.mark.breadth(TRAINING_BENCHMARK)
 def test_the_cases_of_cards_run_on_the_cpu_device_on_small_shapes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.breadth import WHOLE_ROADS
 from tests.end_to_end.site.stack import Stack, running_stack
 from tests.end_to_end.test_survival import NUM_STEPS, TrainJobs
 from worker.stack.backup.make import make_backup
 from worker.stack.backup.restore import restore_backup
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.breadth(WHOLE_ROADS)]
 RELEASES = sorted(Path(__file__).with_name("releases").glob("*.tar.xz"))
 
 

@@ -7,12 +7,13 @@ import pytest
 
 from optimizer.base.units import GIB
 from optimizer.hardware.machine import COMPILER_FACT
+from tests.breadth import WHOLE_ROADS
 from tests.end_to_end.site.stack import running_stack
 from tests.end_to_end.test_survival import CHECKPOINT_EVERY, WORKLOAD, TrainJobs
 from tests.webapp.conftest import MACHINE_DOCUMENT
 from tests.worker.processes import wait_for
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.breadth(WHOLE_ROADS)]
 
 ASKED: dict[str, Any] = {
     "workload": {**WORKLOAD, "num_steps": 200_000, "sample_tokens": 0},

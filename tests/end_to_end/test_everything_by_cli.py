@@ -17,12 +17,13 @@ import yaml
 from headroom.client import HeadroomClient
 from headroom.commands.main import main
 from headroom.commands.tables import short_id
+from tests.breadth import WHOLE_ROADS
 from tests.end_to_end.site import writer
 from tests.end_to_end.site.stack import Stack, running_stack
 from tests.end_to_end.test_survival import TEXT
 from tests.worker.processes import wait_for
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.breadth(WHOLE_ROADS)]
 
 NUM_STEPS = 6
 JOB: dict[str, Any] = {

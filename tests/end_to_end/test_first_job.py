@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
+from tests.breadth import WHOLE_ROADS
 from tests.end_to_end.site.browser import Watched
 from tests.end_to_end.site.stack import running_stack
 
@@ -63,6 +64,7 @@ def test_from_the_log_in_to_a_running_job_it_takes_at_most_four_clicks(service: 
     tab.check()
 
 
+@pytest.mark.breadth(WHOLE_ROADS)
 def test_a_fine_tune_from_the_log_in_to_the_tuned_model_s_answer_by_keys_alone(service: Service, chromium: Browser) -> None:
     tab = service.open(chromium)
     page, keys = tab.page, tab.page.keyboard

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
+from tests.breadth import SURVIVAL
 from tests.end_to_end.site.stack import Jobs, Stack, running_stack
 from tests.end_to_end.site.writer import CONFIG, write_weights
 from tests.worker.processes import is_alive, wait_for
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.breadth(SURVIVAL)]
 
 NUM_PROMPTS = 60
 BATCH_SIZE = 2

@@ -19,7 +19,7 @@ from tests.end_to_end.test_survival import CONFIG, TEXT
 from tests.postgresql import create_database
 from tests.worker.processes import wait_for
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.breadth]
 
 NUM_STEPS = 12
 CHECKPOINT_EVERY = 5

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from optimizer.estimate.prediction import Prediction
+from tests.breadth import SURVIVAL
 from tests.end_to_end.site.stack import Jobs, Stack, running_stack
 from tests.worker.processes import is_alive, wait_for
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.breadth(SURVIVAL)]
 
 NUM_STEPS = 40
 CHECKPOINT_EVERY = 5

@@ -13,6 +13,7 @@ from benchmarks.gpu_check import bits, budgets, card_tests, command
 from benchmarks.gpu_check.command import PARTS, main
 from optimizer.formats.allocator_slack import ALLOCATOR_SLACK_BYTES, ALLOCATOR_SLACK_SHARE
 from optimizer.models.spec import read_model_spec
+from tests.breadth import GPU_CHECK
 from tests.left_out import NEEDS_PACKAGE
 
 
@@ -93,6 +94,7 @@ def test_a_part_that_missed_a_goal_is_done() -> None:
     assert not command.is_done({"parts": {part.name: {**missed, "exit_code": -1}}}, part)
 
 
+@pytest.mark.breadth(GPU_CHECK)
 def test_a_part_that_time_ends_keeps_its_rows_ends_what_it_started_and_is_run_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -129,6 +131,7 @@ def test_no_part_is_begun_that_would_have_no_time(tmp_path: Path, capfd: pytest.
     assert capfd.readouterr().out.count("not begun") == len(PARTS)
 
 
+@pytest.mark.breadth(GPU_CHECK)
 def test_a_part_runs_on_the_hostile_device_in_a_process_of_its_own(tmp_path: Path) -> None:
     options = command.read_options(["--device", "hostile", "--quick"])
     (part,) = (part for part in PARTS if part.name == "budgets")
@@ -143,6 +146,7 @@ def test_a_part_runs_on_the_hostile_device_in_a_process_of_its_own(tmp_path: Pat
     assert done.stdout.strip() == f"{asked[module + 2 :]} True"
 
 
+@pytest.mark.breadth(GPU_CHECK)
 def test_techniques_and_generations_give_the_bits_of_keeping_everything(tmp_path: Path) -> None:
     torch.set_num_threads(1)
     record = Record(file=None, machine={})
@@ -167,6 +171,7 @@ def test_other_bits_miss_the_goal_unless_a_card_s_host_computed_them() -> None:
     assert not far["distance of weights that the host updated"]["met"]
 
 
+@pytest.mark.breadth(GPU_CHECK)
 def test_every_file_with_a_test_for_cards_is_run_and_each_outcome_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,11 +8,12 @@ import pytest
 
 from benchmarks.parallel.links.namespaces import INTERFACE, LinkProfile, NoNamespaces, joined_namespaces
 from optimizer.hardware.peers import read_network
+from tests.breadth import SEVERAL_DEVICES
 from tests.end_to_end.devices.test_two_machines import MACHINES, PLANNED, JoinedJobs
 from tests.end_to_end.site.stack import running_stack
 from tests.webapp.conftest import MACHINE_DOCUMENT
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.breadth(SEVERAL_DEVICES)]
 
 
 def test_workers_in_two_networks_find_the_link_between_them_and_no_job_is_taken_once_it_is_cut() -> None:

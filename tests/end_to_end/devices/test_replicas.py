@@ -5,12 +5,13 @@ from collections.abc import Iterator
 import pytest
 
 from optimizer.base.units import GIB
+from tests.breadth import SEVERAL_DEVICES
 from tests.end_to_end.devices.test_two_devices import SHORT
 from tests.end_to_end.devices.test_two_machines import CARD, MACHINES, JoinedJobs, two_machines
 from tests.webapp.conftest import MACHINE_DOCUMENT
 from tests.worker.processes import is_alive, wait_for
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.breadth(SEVERAL_DEVICES)]
 
 WORKLOAD = {**SHORT, "global_batch_size": 4, "num_steps": 30}
 

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
+from tests.breadth import SEVERAL_DEVICES
 from tests.end_to_end.site.stack import running_stack
 from tests.end_to_end.test_survival import CHECKPOINT_EVERY, PLAN, ROOMY_BYTES, TIGHT_BYTES, WORKLOAD, TrainJobs
 from tests.webapp.conftest import MACHINE_DOCUMENT
 from tests.worker.processes import is_alive, wait_for
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.breadth(SEVERAL_DEVICES)]
 
 LINK = {"kind": "loopback", "bytes_per_s": 1e9, "latency_s": 1e-4, "source": "table"}
 TWO_DEVICES = {**MACHINE_DOCUMENT, "num_devices": 2, "peers": LINK}

@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 from optimizer.base.units import GIB, MIB
+from tests.breadth import SEVERAL_DEVICES
 from tests.end_to_end.devices.test_two_devices import SHORT, GangJobs, parent_of, processes
 from tests.end_to_end.site.stack import running_stack
 from tests.end_to_end.test_survival import CHECKPOINT_EVERY, PLAN, ROOMY_BYTES
 from tests.webapp.conftest import MACHINE_DOCUMENT
 from tests.worker.processes import is_alive, wait_for
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.breadth(SEVERAL_DEVICES)]
 
 CARD = MACHINE_DOCUMENT["device"]["name"]
 MACHINES = ("home", "office")

@@ -10,13 +10,14 @@ import pytest
 from optimizer.base.units import GIB, MIB
 from optimizer.hardware.machine import Machine
 from optimizer.hardware.mixed import play_devices
+from tests.breadth import SEVERAL_DEVICES
 from tests.end_to_end.devices.test_two_devices import LINK, NUM_STEPS, GangJobs
 from tests.end_to_end.site.stack import running_stack
 from tests.end_to_end.test_survival import CHECKPOINT_EVERY, WORKLOAD
 from tests.webapp.conftest import MACHINE_DOCUMENT
 from tests.worker.processes import is_alive, wait_for
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.breadth(SEVERAL_DEVICES)]
 
 SIZES = (16 * MIB, GIB)
 PINS = {"layout": {"num_devices": 2}}

@@ -113,6 +113,7 @@ def test_offloaded_windows_under_autocast_are_predicted_to_the_byte(machine: Mac
     check_case("shared parameters", plan, workload, machine, tmp_path, profiled=[(plan, workload)])
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("name", MODELS)
 def test_plans_drawn_at_random_are_predicted_to_the_byte(
     name: str, machine: Machine, tmp_path: Path, remote: Valkey

@@ -103,6 +103,7 @@ def test_fewer_blocks_stand_beside_a_large_head() -> None:
     assert first > last
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("num_stages", [2, 3])
 @pytest.mark.parametrize("share", [1.0, 0.8, 0.65])
 def test_no_cut_with_as_many_recomputed_blocks_in_front_is_faster(num_stages: int, share: float) -> None:

@@ -16,10 +16,13 @@ from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.extent import Extent
 from optimizer.runtime.job.measure import StepMeasurement
 from optimizer.workload import Adapter, TrainingWorkload
+from tests.breadth import COMPILED_BLOCKS
 from tests.optimizer.profiles import trace
 from tests.optimizer.techniques.checks import check_bytes
 from tests.optimizer.techniques.plans import TECHNIQUES, make_plan, make_workload
 from tests.optimizer.techniques.test_pairs import machine as machine
+
+pytestmark = pytest.mark.breadth(COMPILED_BLOCKS)
 
 COMBINATIONS = (
     (),
@@ -43,7 +46,6 @@ def extent_of(plan: Plan) -> Extent:
     return Extent(representations=(plan.representation,), shapes=((2, 24), (4, 24)))
 
 
-@pytest.mark.breadth
 @pytest.mark.parametrize("names", COMBINATIONS, ids=" and ".join)
 def test_bytes_are_those_predicted(
     spec: ModelSpec, machine: Machine, measure: Callable[..., StepMeasurement], names: tuple[str, ...]
@@ -54,7 +56,6 @@ def test_bytes_are_those_predicted(
     check_bytes(trace(spec, extent=extent_of(plan)), plan, workload, measure(plan, workload), machine=machine)
 
 
-@pytest.mark.breadth
 @pytest.mark.parametrize(
     "weights",
     [WeightsPlan(dtype="bf16"), WeightsPlan(autocast="bf16"), WeightsPlan(frozen="int8"), WeightsPlan(frozen="int4")],

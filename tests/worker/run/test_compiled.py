@@ -12,9 +12,12 @@ from optimizer.plan.batch import BatchPlan
 from optimizer.plan.plan import Plan
 from optimizer.profile.profile import Profile
 from optimizer.workload import TrainingWorkload
+from tests.breadth import COMPILED_BLOCKS
 from tests.webapp.conftest import MACHINE_DOCUMENT
 from tests.worker.run.test_adapters import CONFIG, run_in_folder, train_within
 from worker.attempt import read_result
+
+pytestmark = pytest.mark.breadth(COMPILED_BLOCKS)
 
 WORKLOAD = TrainingWorkload(sequence_length=32, global_batch_size=2, num_steps=3, sample_tokens=0, eval_batches=1)
 PLAN = Plan(

@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.breadth import WHOLE_STACK
 from tests.worker.machines import give_measured_machines
 from tests.worker.processes import is_alive, wait_for
 from worker.stack import stack
@@ -227,6 +228,7 @@ def started(place: Stack) -> Iterator[subprocess.CompletedProcess[str]]:
         os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.breadth(WHOLE_STACK)
 @pytest.mark.slow
 def test_a_whole_stack_starts_restarts_what_dies_and_leaves_no_orphan(
     place: Stack, started: subprocess.CompletedProcess[str]
@@ -257,6 +259,7 @@ def test_a_whole_stack_starts_restarts_what_dies_and_leaves_no_orphan(
     assert not any(is_alive(pid) for pid in children)
 
 
+@pytest.mark.breadth(WHOLE_STACK)
 @pytest.mark.slow
 def test_in_the_foreground_ctrl_c_ends_everything(place: Stack) -> None:
     give_measured_machines(place.home)

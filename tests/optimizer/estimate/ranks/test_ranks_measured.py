@@ -4,6 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from benchmarks.common.machines import make_cpu_machine
 from optimizer.estimate.step.setting import lay_out_ranks
 from optimizer.estimate.training import estimate_training, simulate_step
@@ -12,9 +14,12 @@ from optimizer.plan.devices.layout import DATA_PARALLEL
 from optimizer.plan.optimizer_state import OptimizerStatePlan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.workload import Adapter
+from tests.breadth import BYTES_OF_RANKS
 from tests.optimizer.profiles import extent_of, trace
 from tests.optimizer.runtime.ranks.cases import MODELS, RankCase, draw_cases, make_case
 from tests.optimizer.runtime.ranks.pool import RankPool
+
+pytestmark = pytest.mark.breadth(BYTES_OF_RANKS)
 
 NUM_CASES = 12
 

@@ -25,6 +25,7 @@ from optimizer.runtime.job.prepare import prepare_model
 from optimizer.runtime.meter.meter import Meter
 from optimizer.runtime.step.step import Trainer
 from optimizer.workload import Adapter, TrainingWorkload
+from tests.breadth import COMPILED_BLOCKS
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
 from tests.optimizer.runtime.tiny import NUM_BLOCKS, make_plan, make_spec
 
@@ -87,12 +88,14 @@ def plan_of(kernels: BlockKernels, choice: BlockChoice = "keep") -> Plan:
     return replace(plan, activations=activations, kernels=KernelsPlan(blocks=kernels))
 
 
+@pytest.mark.breadth(COMPILED_BLOCKS)
 def test_losses_are_those_op_by_op_but_for_rounding() -> None:
     compiled, _ = train("compiled", "keep")
     op_by_op, _ = train("memory_saving")
     assert compiled == pytest.approx(op_by_op, abs=NEAR)
 
 
+@pytest.mark.breadth(COMPILED_BLOCKS)
 @pytest.mark.parametrize("choice", ["recompute", "offload"])
 def test_recomputed_and_offloaded_blocks_train_to_the_bits_of_kept_ones(choice: BlockChoice) -> None:
     assert train("compiled", choice) == train("compiled", "keep")
@@ -110,6 +113,7 @@ def test_compiled_blocks_on_a_card_train_as_op_by_op_and_moved_ones_to_the_bits_
         assert train("compiled", choice, device=CUDA) == kept, choice
 
 
+@pytest.mark.breadth(COMPILED_BLOCKS)
 def test_code_inside_of_torchs_copying_of_inputs_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The callable that torch leaves for a card, whose kernels assume where inputs begin."""
     with graphs._compiling():  # silent where torch warns of itself at its first import
@@ -135,13 +139,14 @@ def test_code_inside_of_torchs_copying_of_inputs_is_found(monkeypatch: pytest.Mo
     assert wrapped[0].__globals__["__name__"] == "torch._inductor.utils"
 
 
+@pytest.mark.breadth(COMPILED_BLOCKS)
 def test_all_blocks_of_a_kind_share_one_graph_and_no_step_compiles_another(counted: list[str]) -> None:
     seen = []
     train("compiled", on_step=lambda _: seen.append(len(counted)))
     assert seen == [1] * NUM_STEPS
 
 
-@pytest.mark.breadth
+@pytest.mark.breadth(COMPILED_BLOCKS)
 @pytest.mark.parametrize("form", ["same", "int8"])
 def test_blocks_with_adapters_share_a_graph_too_unless_their_plain_values_differ(form: Any) -> None:
     model: Any = build_model(make_spec())
@@ -158,7 +163,7 @@ def test_blocks_with_adapters_share_a_graph_too_unless_their_plain_values_differ
     compiled.close()
 
 
-@pytest.mark.breadth
+@pytest.mark.breadth(COMPILED_BLOCKS)
 @pytest.mark.parametrize("name", ["gemma2", "falcon"])
 def test_blocks_with_code_of_their_own_are_captured(name: str) -> None:
     """Gemma 2 attends by an op of ours; Falcon's Python writes a tensor down, which backward's code needs, too."""
@@ -185,10 +190,12 @@ def losses_of(model: Any) -> list[float]:
     return [each.item() for each in sums]
 
 
+@pytest.mark.breadth(COMPILED_BLOCKS)
 def test_dropout_draws_the_same_numbers_when_a_block_runs_again() -> None:
     assert train("compiled", "recompute", name="gpt2") == train("compiled", "keep", name="gpt2")
 
 
+@pytest.mark.breadth(COMPILED_BLOCKS)
 def test_other_shapes_get_a_graph_of_their_own() -> None:
     block = nn.Sequential(nn.Linear(4, 4), nn.GELU())
     compiled = CompiledBlocks([block])
@@ -202,6 +209,7 @@ def test_other_shapes_get_a_graph_of_their_own() -> None:
     assert not [name for name, module in block.named_modules() if "forward" in vars(module)]
 
 
+@pytest.mark.breadth(COMPILED_BLOCKS)
 def test_without_gradients_the_models_own_code_runs(counted: list[str]) -> None:
     model = build_model(make_spec())
     ids = torch.arange(8)[None]
@@ -225,6 +233,7 @@ class Undecided(nn.Module):
         return doubled * 2 if doubled.sum() > 0 else doubled
 
 
+@pytest.mark.breadth(COMPILED_BLOCKS)
 def test_a_block_that_decides_by_its_numbers_is_refused_by_name() -> None:
     block = Undecided()
     compiled = CompiledBlocks([block])
@@ -235,6 +244,7 @@ def test_a_block_that_decides_by_its_numbers_is_refused_by_name() -> None:
     assert "kernels.blocks=memory_saving" in caught.value.hint
 
 
+@pytest.mark.breadth(COMPILED_BLOCKS)
 def test_an_argument_that_is_no_plain_value_is_refused_by_name() -> None:
     block = nn.Linear(4, 4)
     compiled = CompiledBlocks([block])
@@ -243,6 +253,7 @@ def test_an_argument_that_is_no_plain_value_is_refused_by_name() -> None:
     compiled.close()
 
 
+@pytest.mark.breadth(COMPILED_BLOCKS)
 def test_without_a_compiler_the_error_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(graphs.SETTINGS, "cpp.cxx", ("no-such-compiler",))
     block = nn.Sequential(nn.Linear(3, 5), nn.GELU())
@@ -253,6 +264,7 @@ def test_without_a_compiler_the_error_says_what_is_missing(monkeypatch: pytest.M
     assert "C++ compiler (g++)" in caught.value.hint
 
 
+@pytest.mark.breadth(COMPILED_BLOCKS)
 def test_a_broken_kernel_in_the_cache_is_compiled_afresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that was killed as it wrote a library leaves half of one."""
     from torch._inductor import compile_fx

@@ -21,6 +21,7 @@ from optimizer.plan.weights import WeightsPlan
 from optimizer.runtime.job.train import train
 from optimizer.runtime.job.training_run import TrainingRun
 from optimizer.workload import Adapter
+from tests.breadth import JOBS_OF_ONE_BASE
 from tests.optimizer.runtime.ranks.rank_process import list_shared_memory
 from tests.optimizer.runtime.tiny import (
     artifacts_of,
@@ -30,6 +31,8 @@ from tests.optimizer.runtime.tiny import (
     write_token_file,
     write_tokenizer,
 )
+
+pytestmark = pytest.mark.breadth(JOBS_OF_ONE_BASE)
 
 STEPS = 6
 PAUSED_AT = 3

@@ -24,6 +24,7 @@ from optimizer.plan.devices.generation_layout import GenerationLayout
 from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.workload import GenerationRequest
+from tests.breadth import SEVERAL_DEVICES
 from tests.optimizer.runtime.tiny import artifacts_of
 from tests.webapp.generation import CONFIG
 from worker.run.exit_codes import EXIT_DONE, EXIT_DRAINED
@@ -130,6 +131,7 @@ def alone(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Job:
     return job
 
 
+@pytest.mark.breadth(SEVERAL_DEVICES)
 @pytest.mark.parametrize("plan", [CUT, COPIES], ids=["cut", "copies"])
 def test_several_devices_leave_the_file_of_one(plan: GenerationPlan, alone: Job, weights: Path, tmp_path: Path) -> None:
     job = Job(weights, tmp_path, plan)
@@ -145,7 +147,7 @@ def test_several_devices_leave_the_file_of_one(plan: GenerationPlan, alone: Job,
     assert parts == (["part-001-f1.jsonl"] if plan is CUT else ["part-001-f1-r1.jsonl", "part-001-f1.jsonl"])
 
 
-@pytest.mark.breadth
+@pytest.mark.breadth(SEVERAL_DEVICES)
 @pytest.mark.parametrize("plan", [CUT, COPIES], ids=["cut", "copies"])
 def test_a_killed_rank_or_a_stop_ends_all_ranks_and_the_next_attempt_goes_on_with_what_is_done(
     plan: GenerationPlan, alone: Job, weights: Path, tmp_path: Path
