@@ -16,6 +16,7 @@ import pytest
 SEVERAL_DEVICES: Final = "jobs on several devices, end to end"
 WHOLE_ROADS: Final = "a road from the first page or command to the end"
 SURVIVAL: Final = "jobs outlive what ends beneath them"
+OPENAI_API: Final = "the OpenAI API, live"
 WHOLE_STACK: Final = "the whole stack starts and stops"
 COMPILED_BLOCKS: Final = "compiled blocks"
 BYTES_OF_RANKS: Final = "bytes are predicted on each rank"

@@ -11,11 +11,12 @@ import pytest
 from openai import OpenAI
 from openai.types import Batch, FileObject
 
+from tests.breadth import OPENAI_API
 from tests.end_to_end.site.stack import Stack, running_stack
 from tests.end_to_end.site.writer import CONFIG, write_weights
 from tests.worker.processes import wait_for
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.breadth(OPENAI_API)]
 
 CHAT = "/v1/chat/completions"
 DONE_WITHIN_S = 300

@@ -13,10 +13,11 @@ from openai import OpenAI
 
 from headroom.client import HeadroomClient
 from optimizer.data.bundled import CHATS_FILE
+from tests.breadth import OPENAI_API
 from tests.end_to_end.site.stack import Jobs, Stack, running_stack
 from tests.worker.processes import wait_for
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.breadth(OPENAI_API)]
 
 MODEL_FOLDER = Path(__file__).parents[2] / "optimizer" / "models" / "bundled" / "headroom-chat-4m"
 PLAN = {
