@@ -79,6 +79,7 @@ def test_every_knob_of_a_plan_can_be_pinned() -> None:
     assert list(kinds_of_pins(GenerationPins)) == list(generation_knobs()) == list(TRIED)
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("start", range(0, 120, 40))
 def test_in_small_problems_a_pinned_search_is_as_good_as_enumeration_and_no_better_than_a_free_one(start: int) -> None:
     num_same = 0
