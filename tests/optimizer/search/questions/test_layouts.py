@@ -220,6 +220,7 @@ def test_an_answer_of_several_devices_is_written_as_json(llama_profile: Profile)
     assert document["result"]["chosen"]["prediction"]["network_bytes"] > 0
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("pin", ["layout.data=replicated", "layout.data=zero1", "layout.stage_blocks=2,2"])
 def test_a_jobs_files_are_on_the_disk_once_for_all_devices(llama_profile: Profile, pin: str) -> None:
     pins = read_pins(["layout.num_devices=2", pin])
