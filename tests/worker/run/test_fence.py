@@ -135,7 +135,7 @@ def test_attempts_that_were_halted_within_their_export_change_nothing_of_a_later
         attempts.begin(number, halted_in=place, seed=number)
         attempts.wait_until_halted(number)
     last = len(PLACES) + 1
-    assert attempts.begin(last, halted_in="os:abort", seed=last).wait(timeout=120) == 0, attempts.log(last)
+    assert attempts.begin(last, halted_in="os:abort", seed=last).wait(timeout=600) == 0, attempts.log(last)
     left = attempts.result(last)["artifacts"]
     files = [attempts.job_folder / artifact["file"] for artifact in left]
     before = [file.stat() for file in files]

@@ -95,7 +95,7 @@ class Job:
 
     def run(self) -> dict[str, Any]:
         process = self.begin()
-        code = process.wait(timeout=120)
+        code = process.wait(timeout=600)
         assert code in (EXIT_DONE, EXIT_DRAINED), self.log
         return self.result
 
