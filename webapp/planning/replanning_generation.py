@@ -97,7 +97,10 @@ def _with_room(
             seen_bytes = max(1, missing_bytes(fields))
             likely_bytes = seen_bytes if margin is None else math.ceil(margin * seen_bytes * 2 ** num_before[tier])
             num_before[tier] += 1
-            left = {tier: getattr(prediction, f"{tier}_peak_bytes") - likely_bytes}
+            predicted = {"device": prediction.device_peak_bytes, "host": prediction.host_peak_bytes}
+            if fields.get("stage") == "load" and prediction.load is not None:
+                predicted = {"device": prediction.load.device_peak_bytes, "host": prediction.load.host_peak_bytes}
+            left = {tier: predicted[tier] - likely_bytes}
         for tier, num_bytes in left.items():
             limits[tier].append(copies[tier] * num_bytes)
     return replace(
