@@ -30,7 +30,7 @@ class Budgets:
     """Cap on bytes allocated on the device tier. Where tensors are counted (each stage at first, then one step of many:
     ``runtime/meter/counting.py``) the first one over it ends the job. On a card torch's peak is also held against it after each
     step and each other stage, and every 32 tokens of a generation, and its allocator refuses what lies more than an eighth above,
-    at least 256 MiB. While a model is loaded to generate, only the weights that stay are counted."""
+    at least 256 MiB. A load counts each tensor as it is read from its file; random weights only once they are drawn."""
     host_budget_bytes: int | None = None
     """Cap on bytes on the host tier; None means what the machine has free."""
     disk_budget_bytes: int | None = None

@@ -1,6 +1,6 @@
 """The estimator's answer for one plan on one machine, and the verdict drawn from it. Torch-free, JSON-able."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
@@ -337,16 +337,7 @@ class Prediction:
         """Sentences on stages that another tier has no room for. host_bytes, disk_bytes: of each of ``num_sharing`` ranks that
         share a host; 0 where nothing is known of the disk.
         """
-        found = []
-        if self.stages:
-            worst = max(self.stages, key=lambda peak: peak.host_peak_bytes)
-            if worst.host_peak_bytes > host_bytes:
-                found.append(_too_much(worst, worst.host_peak_bytes, host_bytes, tier="host"))
-            fullest = max(self.stages, key=lambda peak: peak.disk_bytes_of(num_sharing))
-            needed_bytes, allowed_bytes = fullest.disk_bytes_of(num_sharing), disk_bytes * num_sharing
-            if 0 < allowed_bytes < needed_bytes:
-                found.append(_too_much(fullest, needed_bytes, allowed_bytes, tier="disk"))
-        return found
+        return stages_over(self.stages, host_bytes=host_bytes, disk_bytes=disk_bytes, num_sharing=num_sharing)
 
     def to_json(self) -> dict[str, Any]:
         document: dict[str, Any] = to_json(self)
@@ -355,6 +346,21 @@ class Prediction:
     @classmethod
     def from_json(cls, document: Any) -> "Prediction":
         return from_json(cls, document, path="prediction")
+
+
+def stages_over(stages: Sequence[StagePeak], *, host_bytes: int, disk_bytes: int, num_sharing: int = 1) -> list[str]:
+    """``Prediction.stages_over`` of these stages."""
+    if not stages:
+        return []
+    found = []
+    worst = max(stages, key=lambda peak: peak.host_peak_bytes)
+    if worst.host_peak_bytes > host_bytes:
+        found.append(_too_much(worst, worst.host_peak_bytes, host_bytes, tier="host"))
+    fullest = max(stages, key=lambda peak: peak.disk_bytes_of(num_sharing))
+    needed_bytes, allowed_bytes = fullest.disk_bytes_of(num_sharing), disk_bytes * num_sharing
+    if 0 < allowed_bytes < needed_bytes:
+        found.append(_too_much(fullest, needed_bytes, allowed_bytes, tier="disk"))
+    return found
 
 
 def _too_much(peak: StagePeak, needed_bytes: int, allowed_bytes: int, *, tier: str) -> str:

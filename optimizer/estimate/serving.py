@@ -2,7 +2,8 @@
 
 A sum of three parts that are there together. Weights and keys and values follow from the config; for what a prompt's pass holds
 besides (``_ACTIVATION_WIDTHS``) the widest moment of a block is taken, which is a bound for the fused attention that models run
-with. *Not modelled*: kernels' own scratch, attention without a fused kernel, and what loading takes on the host.
+with. *Not modelled*: kernels' own scratch, attention without a fused kernel, and what loading takes while matrices are converted
+or packed, which is held against the same budget (``runtime/serving/opening.py``).
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
 """Decisions about weights: the representation they are trained in, and where blocks keep theirs between uses."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal, get_args
 
 from optimizer.base.errors import InvalidPlan
@@ -24,21 +24,26 @@ class PackedSizes:
     block_elements: int = 0
     """Elements that share their scales; 0 where each row of a matrix has one scale, in the plan's dtype."""
     block_scale_bytes: int = 0
-    packing_bytes: int | None = None
-    """For each element of a piece while it is packed, beside the piece and its result; None: one number of the dtype."""
+    scale_element_bytes: int = 0
+    """Bytes of one number of the scales; 0: of the plan's dtype."""
 
     def count_bytes(self, num_elements: int, *, num_rows: int, bytes_per_element: int) -> int:
         """A packed matrix with its scales; bytes_per_element: of the plan's dtype."""
         if not self.block_elements:
             return num_elements * self.bits // 8 + num_rows * bytes_per_element
         num_blocks = -(-num_elements // self.block_elements)
-        return num_blocks * (self.block_elements * self.bits // 8 + self.block_scale_bytes)
+        return self.code_bytes(num_elements) + num_blocks * self.block_scale_bytes
+
+    def code_bytes(self, num_elements: int) -> int:
+        """The same without its scales."""
+        block = self.block_elements or 1
+        return -(-num_elements // block) * block * self.bits // 8
 
 
 PACKED_SIZES: Mapping[FrozenFormat, PackedSizes] = {
-    "int8": PackedSizes(bits=8, packing_bytes=8),
-    "int4": PackedSizes(bits=4, block_elements=64, block_scale_bytes=4, packing_bytes=9),
-    "nf4": PackedSizes(bits=4, block_elements=64, block_scale_bytes=4),
+    "int8": PackedSizes(bits=8),
+    "int4": PackedSizes(bits=4, block_elements=64, block_scale_bytes=4, scale_element_bytes=2),
+    "nf4": PackedSizes(bits=4, block_elements=64, block_scale_bytes=4, scale_element_bytes=4),
 }
 """Every format but ``same``. A block of nf4 has one fp32 scale, one of int4 two numbers in fp16."""
 ROUNDING_PIECE_ELEMENTS: Final = 1 << 20
@@ -122,6 +127,11 @@ class WeightsPlan:
     def scales_loss(self) -> bool:
         """True if gradients may underflow, so that the loss is scaled and steps that overflow are skipped."""
         return self.computes_in_fp16
+
+    @property
+    def without_prefetch(self) -> "WeightsPlan":
+        """The same weights in the same place, however they come."""
+        return replace(self, prefetch=0)
 
     @property
     def representation(self) -> str:

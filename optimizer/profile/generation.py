@@ -23,6 +23,7 @@ from optimizer.profile.extent import traced_representation
 from optimizer.profile.ops import EMBEDDING, HEAD, Change, Op, Part
 from optimizer.profile.profile import Regime, not_profiled
 from optimizer.profile.sizes import Shape
+from optimizer.profile.trained import BaseSizes
 
 GENERATION_PROFILE_VERSION: Final = 12
 
@@ -183,6 +184,10 @@ class GenerationProfile:
     that cannot do it, do nothing. None where no block can."""
     on_host: HostAttended | None = None
     """Decoding with attention on the host; None where the model attends in code of its own."""
+    base: BaseSizes | None = None
+    """Every tensor of the model, from which loading is predicted; None in documents from before it was kept."""
+    weights_dtype: str = ""
+    """Dtype that the config says its files have: ``bfloat16``; empty where it says none."""
 
     def decode_with(self, attention: AttentionPlace) -> Phase:
         """Raises InvalidPlan for attention on the host where the model has none."""
@@ -264,6 +269,13 @@ class GenerationProfile:
                         allowed=len(profile.kv),
                     )
         _check("profile.block_kinds", profile.block_kinds, high=len(profile.kv))
+        if profile.base is not None and len(profile.base.by_block) != len(profile.kv):
+            raise InvalidModel(
+                f"profile.base.by_block has {len(profile.base.by_block)} entries; there are {len(profile.kv)} distinct blocks",
+                field="profile.base.by_block",
+                value=len(profile.base.by_block),
+                allowed=len(profile.kv),
+            )
         return profile
 
     def _check_phase(self, path: str, phase: Phase) -> None:

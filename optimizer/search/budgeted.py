@@ -10,7 +10,7 @@ from typing import Generic, Self, TypedDict, TypeVar
 
 from optimizer.base.serialize import WithJson
 from optimizer.estimate.generation.prediction import GenerationPrediction
-from optimizer.estimate.prediction import Prediction, Verdict
+from optimizer.estimate.prediction import Prediction, StagePeak, Verdict, stages_over
 from optimizer.goal import GenerationGoal, Goal
 from optimizer.hardware.machine import NO_COMPILER_FACT, Machine
 from optimizer.plan.activations import COMPILED
@@ -77,17 +77,18 @@ class Budgeted(Generic[PlanT, PredictionT, GoalT]):
 
     def fits_elsewhere(self, prediction: PredictionT) -> bool:
         """Report whether host, disk and remote store have room."""
+        return self.fits_beside_stages(prediction) and not self.stages_over(prediction)
+
+    def fits_beside_stages(self, prediction: PredictionT) -> bool:
+        """The same of steps or passes alone, whatever a job's other stages take."""
         host_bytes = prediction.host_peak_bytes
         if prediction.memory is not None:
             host_bytes = max(host_bytes, prediction.memory.host_pinned.value + prediction.memory.host_pageable.value)
         copies = prediction.num_replicas if isinstance(prediction, GenerationPrediction) else 1
-        return (
-            self.has_room(
-                host_bytes=copies * host_bytes,
-                disk_bytes=copies * prediction.disk_peak_bytes,
-                remote_bytes=copies * prediction.remote_peak_bytes,
-            )
-            and not self.stages_over(prediction)
+        return self.has_room(
+            host_bytes=copies * host_bytes,
+            disk_bytes=copies * prediction.disk_peak_bytes,
+            remote_bytes=copies * prediction.remote_peak_bytes,
         )
 
     def has_room(self, *, host_bytes: int, disk_bytes: int, remote_bytes: int) -> bool:
@@ -100,11 +101,16 @@ class Budgeted(Generic[PlanT, PredictionT, GoalT]):
 
     def stages_over(self, prediction: PredictionT) -> list[str]:
         """Sentences on a job's stages that host or disk have no room for; none where they were not worked out."""
-        if not isinstance(prediction, Prediction):
-            return []
+        if isinstance(prediction, GenerationPrediction):
+            load = prediction.load
+            return [] if load is None else self.load_over(load, num_copies=prediction.num_replicas)
         return prediction.stages_over(
             host_bytes=self.host_budget_bytes, disk_bytes=self.disk_budget_bytes, num_sharing=self.num_sharing
         )
+
+    def load_over(self, load: StagePeak, *, num_copies: int) -> list[str]:
+        """Sentences on a generation's load that the host has no room for. num_copies: of the model, which all load at once."""
+        return stages_over([load], host_bytes=self.host_budget_bytes // num_copies, disk_bytes=0)
 
     def fits(self, prediction: PredictionT) -> bool:
         return self.fits_device(prediction) and self.fits_elsewhere(prediction)

@@ -19,13 +19,19 @@ from optimizer.plan.generation import GenerationPlan
 from webapp.jobs.models import PLAN_REASONS, Attempt, Job, Reason
 from webapp.jobs.specs.generation import read_generate_spec
 from webapp.planning.replanning import NextPlan
-from webapp.planning.search.generation import asked_by_generation, find_generation
+from webapp.planning.search.generation import (
+    GenerationQuestion,
+    asked_by_generation,
+    find_generation,
+    problem_of_generation,
+)
 from webapp.planning.search.profile_requests import ready_profile
 from webapp.planning.search.resolve import place_of
 
 _LADDER: Final = ((1.25, False), (2.5, False), (5.0, False), (None, False), (None, True))
 """Missing is likely so many times what was seen of it; the larger ones where the search finds a plan that ran out. None: as much
-as was seen, where no plan leaves more. True: after the host's killer the smaller part of what was in its memory shrinks."""
+as was seen, where no plan leaves more. True: after the host's killer the smaller part of what was in its memory shrinks, in
+passes; loading is held to the job's own budgets then, since it takes what it takes for a moment under any plan."""
 _AFTER_KILL: Final = 0.85
 """Share of the memory that was predicted, after the host ended the process without a word of how much was missing."""
 _MOST_AFTER_KILL: Final = 0.97
@@ -52,14 +58,16 @@ def find_next_generation_plan(job: Job) -> NextPlan | None:
         if margin is not None and not fits_more:
             continue
         goal = _with_room(spec.goal, attempts, margin=margin, on_cpu=on_cpu, smaller=smaller)
-        answer = find_generation(replace(question, goal=goal))
+        asks = replace(question, goal=goal)
+        answer = find_generation(_of_passes_alone(asks) if smaller else asks)
         if answer.chosen is None:
             fits_more = False
             smallest = answer.nothing_fits.error().fields if answer.nothing_fits else {}
-        elif answer.chosen.plan not in tried:
+        elif answer.chosen.plan not in tried and problem_of_generation(question).may_load(answer.chosen.plan):
+            load = problem_of_generation(question).find_load(answer.chosen.plan)
             return NextPlan(
                 plan=answer.chosen.plan.to_json(),
-                prediction=answer.chosen.prediction.to_json(),
+                prediction=replace(answer.chosen.prediction, load=load).to_json(),
                 machine=machine,
                 change=describe_generation_change(ran, answer.chosen.plan),
             )
@@ -68,6 +76,12 @@ def find_next_generation_plan(job: Job) -> NextPlan | None:
         smallest_feasible_bytes=int(smallest.get("smallest_feasible_bytes", spec.goal.device_budget_bytes)),
         bytes_by_category=smallest.get("bytes_by_category", {}),
     )
+
+
+def _of_passes_alone(question: GenerationQuestion) -> GenerationQuestion:
+    """The same question, whatever loading takes."""
+    profile = replace(question.profile, base=None)
+    return replace(question, profile=profile, profile_sha256=f"{question.profile_sha256} without its load")
 
 
 def _with_room(
@@ -101,7 +115,10 @@ def _with_room(
             seen_bytes = max(1, missing_bytes(fields))
             likely_bytes = seen_bytes if margin is None else math.ceil(margin * seen_bytes * 2 ** num_before[tier])
             num_before[tier] += 1
-            left = {tier: getattr(prediction, f"{tier}_peak_bytes") - likely_bytes}
+            predicted = {"device": prediction.device_peak_bytes, "host": prediction.host_peak_bytes}
+            if fields.get("stage") == "load" and prediction.load is not None:
+                predicted = {"device": prediction.load.device_peak_bytes, "host": prediction.load.host_peak_bytes}
+            left = {tier: predicted[tier] - likely_bytes}
         for tier, num_bytes in left.items():
             limits[tier].append(copies[tier] * num_bytes)
     return replace(
@@ -124,11 +141,17 @@ def _left_on_disk(fields: Mapping[str, Any], prediction: GenerationPrediction) -
 
 
 def _left_after_kill(prediction: GenerationPrediction, *, share: float, on_cpu: bool, smaller: bool) -> dict[str, int]:
-    """Bytes of a copy by tier, of which the larger in the host's memory shrinks, or the smaller, and the other does not grow."""
+    """Bytes of a copy by tier, of which the larger in the host's memory shrinks, or the smaller, and the other does not grow.
+    Where the larger shrinks, loading keeps its room on the host.
+    """
     held = {"host": held_on_host(prediction.host_peak_bytes, prediction.memory)}
+    load_bytes = 0 if prediction.load is None or smaller else prediction.load.host_peak_bytes
+    peaks = {"host": max(held["host"], load_bytes)}
     if on_cpu:
-        held["device"] = prediction.device_peak_high_bytes
+        held["device"] = peaks["device"] = prediction.device_peak_high_bytes
     less = (min if smaller else max)(held, key=lambda tier: held[tier])
     if not any(held.values()):
         return {}
-    return {tier: int(share * num_bytes) if tier == less else num_bytes for tier, num_bytes in held.items()}
+    return {
+        tier: num_bytes - math.ceil((1 - share) * held[tier]) if tier == less else num_bytes for tier, num_bytes in peaks.items()
+    }

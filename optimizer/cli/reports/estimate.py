@@ -15,8 +15,9 @@ from optimizer.cli.reports.text import (
     format_pairs,
     format_table,
     plans_table,
+    stage_sentence,
 )
-from optimizer.estimate.prediction import Prediction, StagePeak
+from optimizer.estimate.prediction import Prediction
 from optimizer.hardware.machine import PROBE_DISTURBED_FACT
 from optimizer.hardware.rental import Cost, describe_costs
 from optimizer.plan.explain.training import explain_plan
@@ -97,7 +98,7 @@ def _verdict_sentences(estimate: Estimate) -> list[str]:
             f"with the allocator's gaps, workspaces and the CUDA context: {format_bytes(memory.process.low)} to "
             f"{format_bytes(memory.process.high)} of the card's {format_bytes(memory.total_bytes)}"
         )
-    sentences += [_stage_sentence(peak) for peak in prediction.stages or prediction.peaks]
+    sentences += [stage_sentence(peak) for peak in prediction.stages or prediction.peaks]
     disk_bytes = estimate.goal.disk_budget_bytes or estimate.machine.disk_free_bytes
     sentences += prediction.stages_over(host_bytes=estimate.host_budget_bytes, disk_bytes=disk_bytes)
     if prediction.host_peak_bytes > estimate.host_budget_bytes:
@@ -113,16 +114,6 @@ def _verdict_sentences(estimate: Estimate) -> list[str]:
     if estimate.nothing_fits is not None:
         sentences.append(f"no plan that is allowed fits: {estimate.nothing_fits}")
     return sentences
-
-
-def _stage_sentence(peak: StagePeak) -> str:
-    others = [
-        f"{format_bytes(num_bytes)} {place}"
-        for num_bytes, place in ((peak.host_peak_bytes, "on the host"), (peak.disk_peak_bytes, "on the disk"))
-        if num_bytes
-    ]
-    moment = f", {peak.moment}" if peak.moment != peak.stage else ""
-    return f"{peak.stage.replace('_', ' ')}: {', '.join([format_bytes(peak.device_peak_bytes), *others])}{moment}"
 
 
 def _chart(prediction: Prediction) -> str:

@@ -13,8 +13,10 @@ from optimizer.cli.reports.text import (
     format_pairs,
     format_table,
     peak_cells,
+    stage_sentence,
 )
 from optimizer.estimate.generation.prediction import GenerationPrediction
+from optimizer.estimate.prediction import stages_over
 from optimizer.goal import GenerationGoal
 from optimizer.hardware.machine import PROBE_DISTURBED_FACT, Machine
 from optimizer.plan.pins.generation_knobs import written_value
@@ -150,6 +152,9 @@ def _verdict_sentences(estimate: GenerationEstimate) -> list[str]:
             f"with the allocator's gaps, workspaces and the CUDA context: {format_bytes(memory.process.low)} to "
             f"{format_bytes(memory.process.high)} of the card's {format_bytes(memory.total_bytes)}"
         )
+    if prediction.load is not None:
+        sentences.append(stage_sentence(prediction.load))
+        sentences += stages_over([prediction.load], host_bytes=estimate.host_budget_bytes, disk_bytes=0)
     if prediction.host_peak_bytes > estimate.host_budget_bytes:
         sentences.append(
             f"the host would hold {format_bytes(prediction.host_peak_bytes)}, of "

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from optimizer.base.categories import CATEGORIES, CATEGORY_LABELS
 from optimizer.base.units import format_bytes
 from optimizer.estimate.generation.prediction import GenerationPrediction
-from optimizer.estimate.prediction import Prediction
+from optimizer.estimate.prediction import Prediction, StagePeak
 from optimizer.hardware.devices import BESIDE_FACT
 from optimizer.hardware.machine import PROBE_DISTURBED_FACT, Machine, PeerLink
 from optimizer.profile.profile import Profile
@@ -210,3 +210,14 @@ def format_pairs(rows: Sequence[tuple[str, str]]) -> str:
 
 def _tera(flops_per_s: float) -> str:
     return f"{flops_per_s / 1e12:.2f} TFLOP/s" if flops_per_s >= 1e11 else f"{flops_per_s / 1e9:.1f} GFLOP/s"
+
+
+def stage_sentence(peak: StagePeak) -> str:
+    """A stage with its peaks: ``load: 1.2 GiB, 300 MiB on the host``."""
+    others = [
+        f"{format_bytes(num_bytes)} {place}"
+        for num_bytes, place in ((peak.host_peak_bytes, "on the host"), (peak.disk_peak_bytes, "on the disk"))
+        if num_bytes
+    ]
+    moment = f", {peak.moment}" if peak.moment != peak.stage else ""
+    return f"{peak.stage.replace('_', ' ')}: {', '.join([format_bytes(peak.device_peak_bytes), *others])}{moment}"

@@ -5,7 +5,7 @@ from itertools import pairwise
 from typing import Any, Literal
 
 from optimizer.base.serialize import from_json, to_json
-from optimizer.estimate.prediction import CardMemory, TimelinePoint, Verdict, judge
+from optimizer.estimate.prediction import CardMemory, StagePeak, TimelinePoint, Verdict, judge
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,8 @@ class GenerationPrediction:
     """Most bytes allocated on a device at any moment of a pass."""
     device_peak_low_bytes: int
     device_peak_high_bytes: int
-    """Interval that covers the measurement; the verdict compares ``high`` with the budget."""
+    """Interval that covers the measurement, of a pass or of the load before, whichever is higher; the verdict compares ``high``
+    with the budget."""
     device_bytes_by_category: dict[str, int]
     """Bytes by category at the peak moment; sums to ``device_peak_bytes``."""
     peak_moment: str
@@ -99,6 +100,9 @@ class GenerationPrediction:
     stages: tuple[StagePrediction, ...] = ()
     """Each device of a model that is cut; none otherwise. What is said of one device is then of the fullest, and time is that of
     all of them together, with what they wait for each other as the network's."""
+    load: StagePeak | None = None
+    """The peaks while the model is loaded, before the first pass (``estimate/generation/load.py``); None where its tensors are
+    not known, and of a model that is cut."""
 
     @property
     def total_interval_s(self) -> tuple[float, float]:
@@ -128,8 +132,13 @@ class GenerationPrediction:
         also as allocated, and of the process against the card.
         """
         return judge(
-            self.device_peak_bytes, self.device_peak_high_bytes, memory=self.memory, budget_bytes=budget_bytes
+            self.highest_peak_bytes, self.device_peak_high_bytes, memory=self.memory, budget_bytes=budget_bytes
         )
+
+    @property
+    def highest_peak_bytes(self) -> int:
+        """Most bytes on the device in a pass, or in the load where that is higher."""
+        return max(self.device_peak_bytes, 0 if self.load is None else self.load.device_peak_bytes)
 
     def to_json(self) -> dict[str, Any]:
         document: dict[str, Any] = to_json(self)

@@ -16,6 +16,7 @@ from optimizer.base.categories import CATEGORIES, LANES, Link
 from optimizer.estimate.generation.cut import check_devices, list_stage_costs
 from optimizer.estimate.generation.kv.cache import sum_homes
 from optimizer.estimate.generation.kv.prefix import find_prefix_conflict
+from optimizer.estimate.generation.load import estimate_generation_load
 from optimizer.estimate.generation.one_pass import PASS_KINDS, GenerationPass, times_of
 from optimizer.estimate.generation.page_cache import is_disk_in_memory, reading_disk
 from optimizer.estimate.generation.prediction import DecodePoint, GenerationPrediction
@@ -139,9 +140,11 @@ def _predict(
     workload, machine = full.workload, full.machine
     highest = full.highest[1]
     peak_bytes = highest.device_peak_bytes
-    margin_bytes = int(np.ceil(peak_bytes * MEMORY_MARGIN[machine.device.kind]))
+    margin_bytes = _margin(peak_bytes, machine)
     unmetered_bytes = max(0, max(each.allocated_bytes for each in priced.values()) - peak_bytes)
     unmeasured = unmeasured_bytes(unmetered_bytes, torch_version=full.profile.torch_version)
+    load = estimate_generation_load(full.profile, plan=full.plan, machine=machine)
+    load_high_bytes = 0 if load is None else load.device_peak_bytes + _margin(load.device_peak_bytes, machine)
     low, high = time_interval(machine.rates, spread)
     total_s = _total_ms(priced, passes) / 1000
     every = [priced.get(index) or full.other(shape) for index, (shape, _) in enumerate(passes)]
@@ -153,7 +156,7 @@ def _predict(
     return GenerationPrediction(
         device_peak_bytes=peak_bytes,
         device_peak_low_bytes=peak_bytes - margin_bytes,
-        device_peak_high_bytes=peak_bytes + margin_bytes + unmetered_bytes + unmeasured,
+        device_peak_high_bytes=max(peak_bytes + margin_bytes + unmetered_bytes + unmeasured, load_high_bytes),
         unmetered_bytes=unmetered_bytes,
         device_bytes_by_category=_by_category(highest.peak),
         peak_moment=full.peak_moment if in_detail else "",
@@ -192,7 +195,12 @@ def _predict(
         timeline=tuple(_timeline(full)) if in_detail else (),
         time_source=machine.rates.source,
         num_time_runs=spread.num_runs if spread is not None else 0,
+        load=load,
     )
+
+
+def _margin(peak_bytes: int, machine: Machine) -> int:
+    return int(np.ceil(peak_bytes * MEMORY_MARGIN[machine.device.kind]))
 
 
 # A model that is cut.

@@ -155,14 +155,17 @@ def _stack(parameter: torch.Tensor, parts: Sequence[_Part]) -> WeightRead:
 
 
 def _read_stack(shape: tuple[int, ...], dtype: torch.dtype, parts: Sequence[_Part]) -> torch.Tensor:
-    """One expert in memory at a time beside the stack."""
+    """Plain experts are read to their places; of others one is in memory at a time beside the stack."""
     stack = torch.empty(shape, dtype=dtype)
     for part in parts:
         assert part.expert is not None
         place = stack[part.expert]
         if part.half is not None:
             place = place.chunk(2, dim=0)[part.half]
-        place.copy_(part.reader.read())
+        if part.reader.read_into is not None and part.reader.dtype == dtype:
+            part.reader.read_into(place)
+        else:
+            place.copy_(part.reader.read())
     return stack
 
 

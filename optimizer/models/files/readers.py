@@ -48,6 +48,8 @@ class TensorReader:
     """A new tensor on the CPU."""
     read_slice: Callable[[Slice, int, int], torch.Tensor] | None = None
     """A rank's slice of it among so many, without the rest; None where the whole has to be read."""
+    read_into: Callable[[torch.Tensor], None] | None = None
+    """Reads it over a contiguous tensor of its shape and dtype; None where it has to be unpacked."""
 
 
 def tensor_readers(folder: str | Path) -> list[TensorReader]:
@@ -81,12 +83,17 @@ def tensor_readers(folder: str | Path) -> list[TensorReader]:
 def read_tensor(file: str | Path, facts: TensorFacts) -> torch.Tensor:
     """A tensor of a safetensors file, read into memory of its own."""
     data = torch.empty(facts.num_bytes, dtype=torch.uint8)
+    _read_over(file, facts, data)
+    return data.view(_DTYPES[facts.dtype]).reshape(facts.shape)
+
+
+def _read_over(file: str | Path, facts: TensorFacts, target: torch.Tensor) -> None:
+    """Read a tensor of a safetensors file over a contiguous one of as many bytes."""
     with Path(file).open("rb") as stream:
         stream.seek(facts.offset_bytes)
-        num_bytes = stream.readinto(data.numpy().data) if facts.num_bytes else 0
+        num_bytes = stream.readinto(target.view(-1).view(torch.uint8).numpy().data) if facts.num_bytes else 0
     if num_bytes != facts.num_bytes:
         raise EOFError(f"{file} ended {facts.num_bytes - num_bytes:,} bytes before the end of {facts.name}")
-    return data.view(_DTYPES[facts.dtype]).reshape(facts.shape)
 
 
 def read_tensor_slice(file: str | Path, facts: TensorFacts, slice_: Slice, rank: int, num_ranks: int) -> torch.Tensor:
@@ -126,6 +133,7 @@ def _reader(
         packing=tensor.packing,
         read=read_stored[first] if is_plain else partial(unpack_tensor, tensor, parts),
         read_slice=partial(read_tensor_slice, root / located[first], facts) if is_plain else None,
+        read_into=partial(_read_over, root / located[first], facts) if is_plain else None,
     )
 
 

@@ -47,7 +47,7 @@ from optimizer.profile.trace.depth import shorten_blocks
 from optimizer.profile.trace.rebuild import RebuildTrace
 from optimizer.profile.trace.recorder import Recorder
 from optimizer.profile.trace.structure import list_block_kinds, sequence_steps, with_blocks
-from optimizer.profile.trace.tensor_sizes import find_shared, sum_storages
+from optimizer.profile.trace.tensor_sizes import find_shared, list_base, sum_storages
 from optimizer.runtime.generation.cut import find_ends
 from optimizer.runtime.generation.generator import Generator, prepare_for_generation
 from optimizer.runtime.generation.kv_cache import find_windows
@@ -121,6 +121,8 @@ def profile_generation(spec: ModelSpec, *, representations: Sequence[str] | None
             caps_scores=tuple(caps for _, caps in queries),
         ),
         rebuild=rebuilding.phase,
+        base=list_base(_build(short_spec, WeightsPlan(frozen="int8"))),
+        weights_dtype=str(spec.config.get("dtype") or ""),
     )
 
 

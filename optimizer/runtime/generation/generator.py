@@ -16,8 +16,9 @@ end            a micro-batch's cache goes as its last token is there
 Keys and values that are packed or off the device come and go as ``kv_placed.py`` says, or stay on the host, where attention is
 computed then (``kv_host_attention.py``); what their blocks share on the device
 (``kv_workspace.py``) comes with the prefill and goes with the last cache. Streamed weights come and go with their blocks in
-every such forward pass (``step/weights.py``), once for all micro-batches. *Not modelled*: what loading and packing take before
-the first pass.
+every such forward pass (``step/weights.py``), once for all micro-batches. Before the first pass files are read tensor by tensor
+(``layers/filling.py``) under the same caps, as ``estimate/generation/load.py`` predicts it. *Not counted*: random weights as they
+are drawn and packed.
 """
 
 import time
@@ -74,16 +75,20 @@ def build_for_generation(
     seed: int = 0,
     weights_folder: Path | None = None,
     stage: StageOfModel | None = None,
+    meter: Meter | None = None,
 ) -> nn.Module:
     """The model as ``Generator`` takes it: on the device, or on the host where its blocks are to stream. stage: leaves what one
     stage of several runs.
 
     weights_folder: where the model's own weights are read from, one tensor at a time, each straight to its place. None leaves
     the random ones that ``seed`` draws; then what is packed or streamed is built on the host, so that the whole never stands on
-    the device. Raises MissingExtra for bitsandbytes.
+    the device. meter: counts what is read, under its caps. Raises MissingExtra for bitsandbytes, OutOfDeviceMemory and
+    OutOfHostMemory at the tensor that does not fit.
     """
     if weights_folder is not None:
-        return _load_for_generation(spec, weights=weights, device=device, weights_folder=weights_folder, stage=stage)
+        return _load_for_generation(
+            spec, weights=weights, device=device, weights_folder=weights_folder, stage=stage, meter=meter
+        )
     streams = weights.place != "device"
     on_host = streams or weights.frozen != "same" or stage is not None
     model = build_model(spec, dtype=torch_dtype(weights), device="cpu" if on_host else device, seed=seed)
@@ -99,7 +104,8 @@ def _load_for_generation(
     weights: WeightsPlan,
     device: torch.device,
     weights_folder: Path,
-    stage: StageOfModel | None = None,
+    stage: StageOfModel | None,
+    meter: Meter | None,
 ) -> nn.Module:
     model = build_unfilled(spec, dtype=torch_dtype(weights))
     reads = find_reads(model, weights_folder)
@@ -108,7 +114,7 @@ def _load_for_generation(
         cut_model(model, stage, device=device)
     prepare_for_generation(model, weights=weights)
     streamed = name_streamed(model, trains_all=True) if weights.place != "device" else set()
-    fill_model(model, reads, device=device, streamed=streamed)
+    fill_model(model, reads, device=device, streamed=streamed, meter=meter)
     return model
 
 

@@ -6,7 +6,7 @@ no request's tokens depend on which others run, but for what a product of other 
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from optimizer.runtime.generation.stages.link import StageLink
 from optimizer.runtime.meter.device import check_dtype, prepared_device
 from optimizer.runtime.meter.lanes import lane_fields
 from optimizer.runtime.meter.meter import Meter
+from optimizer.runtime.meter.stage_names import loading
 from optimizer.runtime.ranks.group import Ranks
 
 Sample = Mapping[str, Any]
@@ -111,23 +112,30 @@ def open_generator(
     """A metered generator of this model, closed at the end. ranks: the processes of a plan of several devices, this among them.
 
     weights_folder: where the model's own weights are; None draws random ones with ``seed``. scratch: folder of the disk tier.
-    Raises OutOfDeviceMemory and OutOfHostMemory over the caps, DiskFull, RemoteStoreFull and RemoteStoreLost (inside, for what a
-    pass meets; requests that were reported as finished stay so), InvalidModel, MissingExtra.
+    Raises OutOfDeviceMemory and OutOfHostMemory over the caps (of ``stage`` "load" while it loads), DiskFull, RemoteStoreFull and
+    RemoteStoreLost (inside, for what a pass meets; requests that were reported as finished stay so), InvalidModel, MissingExtra.
     """
     device = torch.device(device)
     stage = _find_stage(plan, spec, ranks)
     with prepared_device(device):
         check_dtype(plan.weights, device)
         meter = Meter(device=device, cap_bytes=cap_bytes, host_cap_bytes=host_cap_bytes)
-        with meter.translating():
-            model = build_for_generation(
-                spec, weights=plan.weights, device=device, seed=seed, weights_folder=weights_folder, stage=stage
-            )
-            generator = _make_generator(model, plan=plan, device=device, meter=meter, scratch=scratch, ranks=ranks, stage=stage)
-        try:
+        with ExitStack() as opened:
+            with loading(meter):
+                model = build_for_generation(
+                    spec,
+                    weights=plan.weights,
+                    device=device,
+                    seed=seed,
+                    weights_folder=weights_folder,
+                    stage=stage,
+                    meter=meter,
+                )
+                generator = _make_generator(
+                    model, plan=plan, device=device, meter=meter, scratch=scratch, ranks=ranks, stage=stage
+                )
+                opened.callback(generator.close, keep_weights=False)
             yield generator
-        finally:
-            generator.close(keep_weights=False)
 
 
 def _find_stage(plan: GenerationPlan, spec: ModelSpec, ranks: Ranks | None) -> StageOfModel | None:

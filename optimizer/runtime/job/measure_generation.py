@@ -4,6 +4,7 @@ The same ``Generator`` as any other generation's. Needs no dataset.
 """
 
 import statistics
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from optimizer.runtime.generation.generator import Generator, build_for_generati
 from optimizer.runtime.generation.micro_batch import MicroBatch
 from optimizer.runtime.meter.device import check_dtype, prepared_device
 from optimizer.runtime.meter.meter import Meter
+from optimizer.runtime.meter.stage_names import loading
 from optimizer.runtime.meter.timeline import TimelinePoint
 from optimizer.workload import GenerationWorkload
 
@@ -47,6 +49,10 @@ class GenerationMeasurement:
     """``(offset_ms, device bytes by category)`` of all passes."""
     tokens: torch.Tensor
     """[sequences, new tokens], on the host; behind a sequence's own, -1."""
+    load_device_peak_bytes: int
+    """Before the first pass, while the model came to its places; of random weights, which are not counted as they are drawn, what
+    stays."""
+    load_host_peak_bytes: int
 
 
 def measure_generation(
@@ -58,10 +64,12 @@ def measure_generation(
     cap_bytes: int | None = None,
     host_cap_bytes: int | None = None,
     scratch: Path | None = None,
+    weights_folder: Path | None = None,
 ) -> GenerationMeasurement:
     """Generate the whole workload and report its memory and its time.
 
-    A module must be prepared for the plan (``prepare_for_generation``); a spec is built first. scratch: folder of the disk tier.
+    A module must be prepared for the plan (``prepare_for_generation``); a spec is built first, with the weights in
+    ``weights_folder`` or random ones. scratch: folder of the disk tier.
     Raises OutOfDeviceMemory over ``cap_bytes``, OutOfHostMemory over ``host_cap_bytes``, DiskFull, RemoteStoreFull and
     RemoteStoreLost, InvalidModel for models that keep anything but keys and values between tokens, and what
     ``GenerationPlan.check`` raises.
@@ -70,16 +78,22 @@ def measure_generation(
     with prepared_device(device):
         check_dtype(plan.weights, device)
         meter = Meter(device=device, cap_bytes=cap_bytes, host_cap_bytes=host_cap_bytes)
-        with meter.translating():
-            model = model_or_spec
-            if isinstance(model, ModelSpec):
-                plan.check(workload=workload, max_sequence_length=model.max_sequence_length)
-                model = build_for_generation(model, weights=plan.weights, device=device, seed=workload.seed)
-            generator = Generator(model, plan=plan, device=device, meter=meter, scratch=scratch)
-        try:
+        with ExitStack() as opened:
+            with loading(meter):
+                model = model_or_spec
+                if isinstance(model, ModelSpec):
+                    plan.check(workload=workload, max_sequence_length=model.max_sequence_length)
+                    model = build_for_generation(
+                        model,
+                        weights=plan.weights,
+                        device=device,
+                        seed=workload.seed,
+                        weights_folder=weights_folder,
+                        meter=meter,
+                    )
+                generator = Generator(model, plan=plan, device=device, meter=meter, scratch=scratch)
+                opened.callback(generator.close, keep_weights=model is model_or_spec)
             return _measure(generator, meter, workload)
-        finally:
-            generator.close(keep_weights=model is model_or_spec)
 
 
 def make_prompts(vocab_size: int, workload: GenerationWorkload) -> torch.Tensor:
@@ -93,6 +107,7 @@ def _measure(generator: Generator, meter: Meter, workload: GenerationWorkload) -
     vocab_size = count_tokens(generator.model)
     arranged = _arrange(generator.plan, workload, make_prompts(vocab_size, workload))
     before_bytes = dict(generator.tiers.copied_bytes)
+    load = meter.peak()
     generator.tiers.reset_peak()
     meter.reset_peak()
     meter.start_timeline()
@@ -119,6 +134,8 @@ def _measure(generator: Generator, meter: Meter, workload: GenerationWorkload) -
         },
         timeline=timeline,
         tokens=_in_order(arranged),
+        load_device_peak_bytes=load.device_bytes,
+        load_host_peak_bytes=load.host_bytes,
     )
 
 

@@ -4,12 +4,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
-from optimizer.base.errors import OutOfMemory
 from optimizer.runtime.meter.meter import Meter, count_allocations, mark_phase
+from optimizer.runtime.meter.stage_names import JobStage, name_stage
 
-JobStage = Literal["load", "resume", "first_step", "steady_step", "evaluation", "save", "merge", "export"]
 _FOLDERS = ("checkpoints", "artifacts")
 
 
@@ -68,13 +66,3 @@ class StageWatch:
             return 0
         found = (path for folder in _FOLDERS for path in (self._job_folder / folder).rglob("*"))
         return sum(path.stat().st_size for path in found if path.is_file())
-
-
-@contextmanager
-def name_stage(stage: JobStage, **facts: int) -> Iterator[None]:
-    """Note on an out-of-memory in which stage it came, with further facts of that moment."""
-    try:
-        yield
-    except OutOfMemory as error:
-        error.fields = {"stage": stage, **facts, **error.fields}
-        raise

@@ -41,13 +41,14 @@ from optimizer.runtime.job.export.artifacts import leave_artifacts
 from optimizer.runtime.job.measured_steps import MeasuredSteps
 from optimizer.runtime.job.prepare import build_prepared
 from optimizer.runtime.job.resume import export_together, export_trainer, import_trainer, seed_random
-from optimizer.runtime.job.stage_watch import StageWatch, name_stage
+from optimizer.runtime.job.stage_watch import StageWatch
 from optimizer.runtime.job.telemetry import StepWatch
 from optimizer.runtime.job.training_run import PROBED, Measured, Probe, Report, TrainingResult, TrainingRun
 from optimizer.runtime.layers.quantized_linear import hash_frozen
 from optimizer.runtime.meter.counting import CountingPolicy
 from optimizer.runtime.meter.device import check_dtype, prepared_device, set_num_threads
 from optimizer.runtime.meter.meter import Meter
+from optimizer.runtime.meter.stage_names import name_stage
 from optimizer.runtime.ranks.group import Ranks
 from optimizer.runtime.step.allocator import apply_allocator, release_unused
 from optimizer.runtime.step.batch import BatchReader, read_validation_batches

@@ -8,6 +8,7 @@ nf4   two elements a byte and one fp32 scale for each 64 elements in the order o
       double quantization; packed and unpacked by bitsandbytes.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,20 +69,31 @@ def unpack(packed: torch.Tensor, scales: torch.Tensor, form: PackedForm) -> torc
 
 
 def pack_in_pieces(weight: torch.Tensor, form: FrozenFormat, *, input_dim: int = -1) -> tuple[torch.Tensor, torch.Tensor]:
-    """``pack`` without its scratch: a piece of the weight at a time, to the same bits; where the weight is."""
+    """``pack`` without its scratch: a piece of the weight at a time, to the same bits; where the weight is. Beside the weight
+    there is the result, and what packing one piece takes (``estimate/categories/reading.py``).
+    """
     weight = weight.detach()
     if weight.numel() <= PIECE_ELEMENTS:
         return pack(weight, form, input_dim=input_dim)[:2]
     if form != "int8":
         flat = weight.reshape(-1)
-        made = [pack(piece, form)[:2] for piece in torch.split(flat, PIECE_ELEMENTS)]
-        return torch.cat([packed for packed, _ in made]), torch.cat([scales for _, scales in made], dim=-1)
+        num_groups = -(-flat.numel() // INT4_GROUP_ELEMENTS)
+        packed = flat.new_empty(num_groups * INT4_GROUP_ELEMENTS // 2, dtype=torch.uint8)
+        scales = flat.new_empty((2, num_groups), dtype=torch.float16)
+        if form == "nf4":
+            scales = flat.new_empty(num_groups, dtype=torch.float32)
+        splits = (torch.split(packed, PIECE_ELEMENTS // 2), torch.split(scales, PIECE_ELEMENTS // INT4_GROUP_ELEMENTS, dim=-1))
+        for piece, *into in zip(torch.split(flat, PIECE_ELEMENTS), *splits, strict=True):
+            _pack_into(piece, form, -1, into)
+        return packed, scales
     sums_last = input_dim in (-1, weight.dim() - 1)
     matrix = weight.flatten(0, -2) if sums_last else weight
     split_dim = 0 if sums_last else 1
     num_at_once = max(1, PIECE_ELEMENTS * matrix.shape[split_dim] // matrix.numel())
-    pieces = [_pack_int8(piece, -1 if sums_last else 0) for piece in torch.split(matrix, num_at_once, dim=split_dim)]
-    packed, scales = (torch.cat([pair[index] for pair in pieces], dim=split_dim) for index in (0, 1))
+    packed = torch.empty_like(matrix, dtype=torch.int8)
+    scales = matrix.new_empty((matrix.shape[0], 1) if sums_last else (1, matrix.shape[1]))
+    for piece, *into in zip(*(torch.split(each, num_at_once, dim=split_dim) for each in (matrix, packed, scales)), strict=True):
+        _pack_into(piece, "int8", -1 if sums_last else 0, into)
     return packed.view(weight.shape), scales.view(*weight.shape[:-1], 1) if sums_last else scales
 
 
@@ -96,6 +108,12 @@ def pack_parameter(
     packed, scales, packed_form = pack(weight.to(device) if moves else weight, form, input_dim=input_dim)
     packed, scales = (nn.Parameter(made.to(weight.device), requires_grad=False) for made in (packed, scales))
     return packed, scales, packed_form
+
+
+def _pack_into(piece: torch.Tensor, form: FrozenFormat, input_dim: int, into: Sequence[torch.Tensor]) -> None:
+    """Packs a piece to its place. It is a function, so that nothing of a piece is left when the next is packed."""
+    for target, made in zip(into, pack(piece, form, input_dim=input_dim)[:2], strict=True):
+        target.copy_(made)
 
 
 def _pack_int8(weight: torch.Tensor, input_dim: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -11,6 +11,7 @@ from optimizer.plan.weights import WeightsPlan
 from optimizer.runtime.generation.generator import build_for_generation
 from optimizer.runtime.meter.device import prepared_device, set_num_threads
 from optimizer.runtime.meter.meter import Meter
+from optimizer.runtime.meter.stage_names import loading
 from optimizer.runtime.serving.server import Server
 
 
@@ -35,8 +36,9 @@ def open_server(
     device = torch.device(device_name)
     with prepared_device(device):
         meter = Meter(device=device, cap_bytes=budget_bytes)
-        model = build_for_generation(spec, weights=weights, device=device, weights_folder=weights_folder)
-        meter.assign_module(model)
+        with loading(meter):
+            model = build_for_generation(spec, weights=weights, device=device, weights_folder=weights_folder, meter=meter)
+            meter.assign_module(model)
         meter.reset_peak()
         server = Server(
             model,

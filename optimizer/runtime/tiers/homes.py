@@ -82,6 +82,7 @@ class OffDeviceBytes:
                 self.data[start * dtype.itemsize : end * dtype.itemsize].copy_(piece)
             elif self.stored is not None:
                 self.stored.write(piece, offset_bytes=start * dtype.itemsize).wait()
+            del piece  # before the next one comes
 
 
 class LaterTensor(Protocol):

@@ -387,8 +387,10 @@ class Background:
     # Ranges of host tensors.
 
     def write_range(self, store: Store, place: Place, data: memoryview, *, offset: int, after: Earlier) -> Future[None]:
+        """Begin to write. The data is let go before the future is done, so that its memory is free for whoever waited."""
         self._count(store.write_link, len(data))
-        return self._writers.submit(self._run_after, after, store, lambda: store.write(place, data, offset=offset))
+        held = [data]
+        return self._writers.submit(self._run_after, after, store, lambda: store.write(place, held.pop(), offset=offset))
 
     def read_range(self, store: Store, place: Place, data: memoryview, *, offset: int, after: Earlier) -> Future[None]:
         self._count(store.read_link, len(data))

@@ -67,6 +67,8 @@ class Candidates:
     def _bound(self, index: int, family: Family) -> Floats:
         """Columns of those that may fit."""
         problem = self._problem
+        if not problem.may_load(family.plan):
+            return np.zeros((_NUM_ROWS, 0))
         floors = problem.floors(family.plan, self.sizes, family.micro_batches)
         sizes, numbers = np.array(self.sizes), np.array(family.micro_batches)[:, None]
         may_fit = (

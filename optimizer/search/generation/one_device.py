@@ -15,6 +15,7 @@ from optimizer.base.serialize import WithJson
 from optimizer.estimate.bounds.generation_floor import GenerationFloors
 from optimizer.estimate.bounds.lower_bounds import Floors
 from optimizer.estimate.generation.kv.prefix import find_prefix_conflict
+from optimizer.estimate.generation.load import estimate_generation_load
 from optimizer.estimate.generation.prediction import GenerationPrediction
 from optimizer.estimate.generation.pricing import estimate_generation
 from optimizer.estimate.generation.process import add_generation_memory
@@ -139,6 +140,7 @@ def generation_problem(
         can_cut_prompts=profile.prefill.length_multiple == 1,
         can_attend_on_host=profile.on_host is not None,
         find_model_conflict=partial(find_prefix_conflict, profile),
+        find_load=lambda plan: estimate_generation_load(profile, plan=laid_out(plan), machine=machine),
         longest_prefix=0 if profile.rebuild is None else coarse.prompt_length,
         has_copies_beside=machine.device.kind != "cpu",
         unavailable=list_unavailable(machine),

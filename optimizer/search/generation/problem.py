@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from optimizer.base.errors import InvalidPlan
 from optimizer.estimate.bounds.lower_bounds import Floors
 from optimizer.estimate.generation.prediction import GenerationPrediction
+from optimizer.estimate.prediction import StagePeak
 from optimizer.goal import GenerationGoal
 from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.techniques import TECHNIQUE_LABELS
@@ -36,6 +37,8 @@ class GenerationProblem(Budgeted[GenerationPlan, GenerationPrediction, Generatio
     """The decision of a plan that the model cannot carry out, whatever the work; None where it can all."""
     longest_prefix: int = 0
     """Most of a prompt's first tokens whose keys and values may be made again; 0 where the model cannot."""
+    find_load: Callable[[GenerationPlan], StagePeak | None] = lambda plan: None
+    """The load of a plan, which depends on its weights alone; much cheaper than a price. None where it is not known."""
     has_copies_beside: bool = True
     """True where copies between host and device run beside compute; else prefetching gains nothing."""
 
@@ -50,6 +53,13 @@ class GenerationProblem(Budgeted[GenerationPlan, GenerationPrediction, Generatio
         if self.find_conflict(plan) is not None:
             return False
         return all(self.allows(technique) for technique in plan.techniques)
+
+    def may_load(self, plan: GenerationPlan) -> bool:
+        """False where it is known without a price that the plan's weights cannot even be loaded."""
+        load = self.find_load(plan)
+        if load is None:
+            return True
+        return load.device_peak_bytes <= self.goal.device_budget_bytes and not self.load_over(load, num_copies=1)
 
     def find_conflict(self, plan: GenerationPlan) -> InvalidPlan | None:
         """Why the plan cannot be carried out here, or not be priced, whatever the goal says of it; None where it can."""

@@ -6,6 +6,7 @@ from math import inf
 
 from optimizer.base.errors import NoFeasiblePlan
 from optimizer.base.units import format_bytes
+from optimizer.estimate.generation.prediction import GenerationPrediction
 from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.pins.table import shown_pin
 from optimizer.plan.techniques import TECHNIQUE_LABELS
@@ -22,14 +23,24 @@ def explain_nothing_fits(problem: GenerationProblem) -> NoFeasiblePlan:
 
 
 def find_smallest(problem: GenerationProblem) -> GenerationPlan:
-    """One sequence at a time, in the arrangement with the least peak for which the other tiers have room.
+    """One sequence at a time, in the arrangement with the least peak for which the other tiers have room; where none can even be
+    loaded, the one whose load takes least of the host.
 
     Raises InvalidPlan where pins leave none that has.
     """
-    roomy = [plan for plan in _list_lean(problem) if problem.fits_elsewhere(problem.price(plan))]
-    if not roomy:
+    lean = _list_lean(problem)
+    roomy = [plan for plan in lean if problem.fits_elsewhere(problem.price(plan))]
+    if roomy:
+        return min(roomy, key=lambda plan: problem.price(plan).device_peak_high_bytes)
+    passing = [plan for plan in lean if problem.fits_beside_stages(problem.price(plan))]
+    if not passing:
         raise no_room_elsewhere(problem)
-    return min(roomy, key=lambda plan: problem.price(plan).device_peak_high_bytes)
+    return min(passing, key=lambda plan: _load_first(problem.price(plan)))
+
+
+def _load_first(prediction: GenerationPrediction) -> tuple[int, int]:
+    load = prediction.load
+    return 0 if load is None else load.host_peak_bytes, prediction.device_peak_high_bytes
 
 
 def _list_lean(problem: GenerationProblem) -> list[GenerationPlan]:
@@ -76,5 +87,6 @@ def _list_ways(problem: GenerationProblem, smallest_bytes: int) -> list[str]:
 
 def _way(text: str, relaxed: GenerationProblem, smallest_bytes: int) -> list[str]:
     """Empty where it would not help."""
-    relaxed_bytes = relaxed.price(find_smallest(relaxed)).device_peak_high_bytes
-    return [f"{text} (smallest peak then {format_bytes(relaxed_bytes)})"] if relaxed_bytes < smallest_bytes else []
+    found = relaxed.price(find_smallest(relaxed))
+    helps = found.device_peak_high_bytes < smallest_bytes and relaxed.fits_elsewhere(found)
+    return [f"{text} (smallest peak then {format_bytes(found.device_peak_high_bytes)})"] if helps else []

@@ -19,7 +19,7 @@ def limits_of(found: Prediction | GenerationPrediction, *, budget_bytes: int) ->
 
     A card holds more than tensors: its context, what the allocator rounds up and keeps. How much more is taken from this plan.
     """
-    high, value, memory = found.device_peak_high_bytes, found.device_peak_bytes, found.memory
+    high, value, memory = found.device_peak_high_bytes, found.highest_peak_bytes, found.memory
     fits, tight = [budget_bytes], [budget_bytes + high - value]
     if memory is not None:
         fits.append(budget_bytes - (memory.allocated.high - high))

@@ -41,8 +41,9 @@ from optimizer.runtime.job.export.export_weights import FinalWeights
 from optimizer.runtime.job.export.place import artifacts_place
 from optimizer.runtime.job.export.sample_text import generate_tokens
 from optimizer.runtime.job.export.verify_export import verify_adapter, verify_buildable, verify_model
-from optimizer.runtime.job.stage_watch import JobStage, StageWatch
+from optimizer.runtime.job.stage_watch import StageWatch
 from optimizer.runtime.meter.meter import check_peak
+from optimizer.runtime.meter.stage_names import JobStage
 from optimizer.runtime.ranks.gathering import AnyTensor, gather_to_first, load_tensor
 from optimizer.runtime.ranks.group import Ranks
 from optimizer.runtime.ranks.tensor.blocks import SharedBlocks

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from optimizer.base.errors import OutOfDeviceMemory
-from optimizer.runtime.job.stage_watch import JobStage, StageWatch
+from optimizer.runtime.job.stage_watch import StageWatch
 from optimizer.runtime.meter.meter import Meter
+from optimizer.runtime.meter.stage_names import JobStage
 from tests.optimizer.runtime.counted_card import counted_card
 
 
