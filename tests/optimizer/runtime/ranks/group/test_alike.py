@@ -20,7 +20,9 @@ def meet(folder: Path, *, plans: tuple[str, str] = ("p", "p")) -> list[str]:
     def join(rank: int) -> str:
         place = RankPlace(rank=rank, num_ranks=2, folder=folder, timeout_s=20, machine=("home", "office")[rank])
         try:
-            Ranks(place, device=CPU, plan=plans[rank]).close()
+            ranks = Ranks(place, device=CPU, plan=plans[rank])
+            ranks.barrier()  # else the first closes connections that the second still makes
+            ranks.close()
         except RanksDiffer as error:
             return error.message
         return ""
