@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 from optimizer.base.categories import CATEGORIES, CATEGORY_LABELS
 from optimizer.base.units import format_bytes, format_duration
 from optimizer.estimate.generation.prediction import GenerationPrediction
-from optimizer.estimate.prediction import Prediction
+from optimizer.estimate.prediction import Prediction, StagePeak
 from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.pins.generation_knobs import generation_knobs, written_knobs
 from webapp.pages.presentation import CategoryRow, batch_words, plan_rows, step_words
@@ -249,6 +249,8 @@ def _whole_lines(plans: Sequence[AnyPriced]) -> Iterable[ComparedRow]:
     yield _line("host memory", [_size(here.host_peak_bytes) for here in found])
     steps = [here for here in found if isinstance(here, Prediction)]
     passes = [here for here in found if isinstance(here, GenerationPrediction)]
+    if any(here.load is not None for here in passes):
+        yield _line("loading, at most", [Value(text=_loading_words(here.load)) for here in passes])
     if passes:
         yield _line("first token", [Value(text=step_words(here.prefill_ms)) for here in passes])
         yield _line("each later token", [Value(text=step_words(here.decode_ms)) for here in passes])
@@ -259,6 +261,13 @@ def _whole_lines(plans: Sequence[AnyPriced]) -> Iterable[ComparedRow]:
     yield _line("sequences at once", [Value(text=batch_words(priced.plan.to_json())) for priced in plans])
     yield from _other_decisions([priced.plan for priced in plans if isinstance(priced.plan, GenerationPlan)])
     yield _line("numbers", [Value(text="as in fp32" if priced.plan.is_lossless else "changed") for priced in plans])
+
+
+def _loading_words(load: StagePeak | None) -> str:
+    """Most bytes on the device, and on the host, while the model is read."""
+    if load is None:
+        return "unknown"
+    return f"{format_bytes(load.device_peak_bytes)}, {format_bytes(load.host_peak_bytes)} on the host"
 
 
 _SHOWN_ELSEWHERE: Final = frozenset(

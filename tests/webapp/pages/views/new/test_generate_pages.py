@@ -281,7 +281,7 @@ def test_plans_of_a_generation_stand_side_by_side(browser: Client, machine: Mach
     assert points[0].key == "chosen"
     assert answer.context["facts"]["time_of"] == "all prompts"
     groups = {group.label: {line.name for line in group.lines} for group in answer.context["groups"]}
-    assert {"first token", "each later token", "all prompts"} <= groups["the plan"]
+    assert {"loading, at most", "first token", "each later token", "all prompts"} <= groups["the plan"]
     assert {"place", "bits", "lifetime", "bytes at the peak"} <= groups["KV cache"]
     step = browser.get(answer.context["steps"][0][1])
     assert len(step.context["table"].rows) == len(points[0].priced.prediction.timeline)
