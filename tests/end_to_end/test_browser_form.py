@@ -215,7 +215,8 @@ def test_a_plan_that_does_not_fit_starts_only_when_that_is_insisted_on(
     take(tab, PLAIN)
     tab.page.get_by_role("button", name="Start the job").click()
     refused = re.compile(r"Plan keep_all needs up to \d+\.\d MiB on the device; the budget is 20\.0 MiB\. .* or tick")
-    expect(tab.page.get_by_role("alert")).to_contain_text(refused)
+    # on a slow machine the page may also warn that no reconciler works here
+    expect(tab.page.get_by_role("alert").filter(has_text="Plan keep_all")).to_contain_text(refused)
     expect(tab.page.locator("#start-verdict")).to_contain_text(f"does not fit {PLAIN}: ")
     expect(tab.page.locator("#id_name")).to_have_value("insisted")
     expect(tab.page.get_by_role("radio", name=f"Take {PLAIN} on workbench")).to_be_checked()
