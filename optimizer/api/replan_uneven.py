@@ -18,6 +18,7 @@ from optimizer.plan.plan import Plan
 from optimizer.profile.profile import Profile
 from optimizer.search.problem import PricedPlan
 from optimizer.search.questions.uneven.answer import answer_uneven
+from optimizer.search.questions.uneven.spared import with_less_elsewhere
 from optimizer.search.training import training_problem
 from optimizer.workload import TrainingWorkload
 
@@ -49,16 +50,17 @@ def replan_uneven(
         for each in _room_that_was_left(failure, profile, **here)
     ]
     for share in LIKELY_SHARES:
-        shown = [shortfall for each in listed for shortfall in toward_likely(each, share)]
+        shown = [toward_likely(each, share) for each in listed]
+        ranks = [failure.plan.layout.num_devices for failure in failures]
         try:
             chosen = answer_uneven(
                 profile,
                 workload,
-                goal,
+                with_less_elsewhere(goal, machine, [(goal.num_devices, known), *zip(ranks, shown, strict=True)]),
                 machine=machine,
                 make_problem=training_problem,
                 calibration=calibration,
-                shortfalls=[*known, *least, *shown],
+                shortfalls=[*known, *least, *(shortfall for each in shown for shortfall in each)],
             ).result.chosen
         except (NoFeasiblePlan, InvalidPlan):
             continue

@@ -349,7 +349,7 @@ class Prediction:
 
 
 def stages_over(stages: Sequence[StagePeak], *, host_bytes: int, disk_bytes: int, num_sharing: int = 1) -> list[str]:
-    """``Prediction.stages_over`` of these stages."""
+    """Sentences on these stages where another tier has no room for one. Arguments as ``Prediction.stages_over`` has them."""
     if not stages:
         return []
     found = []

@@ -10,7 +10,7 @@ from typing import Any
 from optimizer.base.serialize import from_json
 from optimizer.estimate.job.causes import describe_cause
 from optimizer.goal import Goal
-from webapp.jobs.documents import describe_shortages
+from webapp.jobs.documents import describe_shortages, fills_disk
 from webapp.jobs.models import MEMORY_REASONS, PROBED, Attempt, Job, Kind, Reason
 
 MAX_REPLANS = 3
@@ -28,12 +28,9 @@ def may_replan(job: Job, reason: str, *, num_before: int) -> bool:
 
 
 def may_take_less_disk(job: Job, result: dict[str, Any]) -> bool:
-    """Report whether another plan may go on where the disk was full: the error says how much was free, and the plan keeps
-    something in a scratch file. Nothing else that a job writes is smaller under another plan.
-    """
-    fields = (result.get("error") or {}).get("fields") or {}
-    is_told = result.get("reason") == Reason.DISK_FULL and "free_bytes" in fields
-    return is_told and bool((job.prediction or {}).get("disk_peak_bytes")) and _can_replan(job)
+    """Report whether another plan, with less in its scratch file, may go on where the disk was full."""
+    is_full = result.get("reason") == Reason.DISK_FULL and fills_disk(result.get("error"), job.prediction)
+    return is_full and _can_replan(job)
 
 
 def _can_replan(job: Job) -> bool:

@@ -128,6 +128,14 @@ def describe_shortages(job: Job) -> list[str]:
     return [f"attempt {each.number}: {(each.error or {}).get('message', 'memory ran out')}" for each in ran_out]
 
 
+def fills_disk(error: dict[str, Any] | None, prediction: dict[str, Any] | None) -> bool:
+    """Report whether a full disk shows how large a scratch file may be: the plan keeps one, and the error says how much was free.
+    Nothing else that a job writes is smaller under another plan.
+    """
+    fields = (error or {}).get("fields") or {}
+    return "free_bytes" in fields and bool((prediction or {}).get("disk_peak_bytes"))
+
+
 def _attempt_document(attempt: Attempt) -> dict[str, Any]:
     fields: dict[str, Any] = (attempt.error or {}).get("fields") or {}
     cause, stage = str(fields.get("cause", "")), str(fields.get("stage", ""))

@@ -32,8 +32,8 @@ from optimizer.search.problem import PricedPlan
 from optimizer.search.questions.price_cache import name_work
 from optimizer.workload import TrainingWorkload
 from webapp.catalog.models import Machine
-from webapp.jobs.documents import describe_shortages
-from webapp.jobs.models import PLAN_REASONS, PROBED, Job
+from webapp.jobs.documents import describe_shortages, fills_disk
+from webapp.jobs.models import PLAN_REASONS, PROBED, Job, Reason
 from webapp.jobs.specs.joining import joining_of
 from webapp.planning.runs.learning import learn_shortfalls
 from webapp.planning.search.profile_requests import ready_profile
@@ -160,11 +160,13 @@ def _learn(
 
 
 def failures_of(job: Job) -> list[Failure]:
-    """The job's attempts that ran out of memory or of disk, in order."""
+    """The job's attempts that ran out of memory, or of disk for their own scratch file, in order."""
     kept_bytes = sum(job.checkpoints.order_by("-pk").values_list("num_bytes", flat=True)[:NUM_KEPT])
     ran_out = job.attempts.filter(outcome__in=PLAN_REASONS).exclude(plan=None).order_by("number")
     found = []
     for attempt in ran_out:
+        if attempt.outcome == Reason.DISK_FULL and not fills_disk(attempt.error, attempt.prediction):
+            continue
         fields = (attempt.error or {}).get("fields") or {}
         cause = str(fields.get("cause", ""))
         failure = Failure(

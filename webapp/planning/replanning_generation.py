@@ -16,6 +16,7 @@ from optimizer.estimate.job.shortfalls import held_on_host
 from optimizer.goal import GenerationGoal
 from optimizer.plan.explain.diff import describe_generation_change
 from optimizer.plan.generation import GenerationPlan
+from webapp.jobs.documents import fills_disk
 from webapp.jobs.models import PLAN_REASONS, Attempt, Job, Reason
 from webapp.jobs.specs.generation import read_generate_spec
 from webapp.planning.replanning import NextPlan
@@ -43,7 +44,8 @@ def find_next_generation_plan(job: Job) -> NextPlan | None:
     spec = read_generate_spec(job.owner, job.spec)
     asked = asked_by_generation(spec)
     profile = ready_profile(asked.need)
-    attempts = list(job.attempts.select_related("machine").filter(outcome__in=PLAN_REASONS).order_by("number"))
+    ended = job.attempts.select_related("machine").filter(outcome__in=PLAN_REASONS).order_by("number")
+    attempts = [each for each in ended if each.outcome != Reason.DISK_FULL or fills_disk(each.error, each.prediction)]
     machine = (attempts[-1].machine if attempts else None) or job.machine
     if profile is None or machine is None or job.plan is None:
         return None
@@ -130,12 +132,8 @@ def _with_room(
 
 
 def _left_on_disk(fields: Mapping[str, Any], prediction: GenerationPrediction) -> dict[str, int]:
-    """Bytes that the disk had room for, of all copies of the model together; fewer than those of the plan that ran. Nothing where
-    it has no scratch file, or the error does not say how much was free.
-    """
+    """Bytes that the disk had room for, of all copies of the model together; fewer than those of the plan that ran."""
     scratch_bytes = prediction.num_replicas * prediction.disk_peak_bytes
-    if not scratch_bytes or "free_bytes" not in fields:
-        return {}
     held_bytes = prediction.num_replicas * int(fields.get("in_use_bytes", 0))
     return {"disk": min(held_bytes + int(fields["free_bytes"]), scratch_bytes - 1)}
 

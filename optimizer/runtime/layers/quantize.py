@@ -79,9 +79,8 @@ def pack_in_pieces(weight: torch.Tensor, form: FrozenFormat, *, input_dim: int =
         flat = weight.reshape(-1)
         num_groups = -(-flat.numel() // INT4_GROUP_ELEMENTS)
         packed = flat.new_empty(num_groups * INT4_GROUP_ELEMENTS // 2, dtype=torch.uint8)
-        scales = flat.new_empty((2, num_groups), dtype=torch.float16)
-        if form == "nf4":
-            scales = flat.new_empty(num_groups, dtype=torch.float32)
+        shape, dtype = ((num_groups,), torch.float32) if form == "nf4" else ((2, num_groups), torch.float16)
+        scales = flat.new_empty(shape, dtype=dtype)
         splits = (torch.split(packed, PIECE_ELEMENTS // 2), torch.split(scales, PIECE_ELEMENTS // INT4_GROUP_ELEMENTS, dim=-1))
         for piece, *into in zip(torch.split(flat, PIECE_ELEMENTS), *splits, strict=True):
             _pack_into(piece, form, -1, into)

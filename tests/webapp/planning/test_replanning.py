@@ -22,6 +22,7 @@ from webapp.catalog.actions import register_machine
 from webapp.catalog.models import Dataset, Machine, Model, Profile
 from webapp.jobs.models import Attempt, Job, Kind, Reason, State
 from webapp.jobs.queue import read_queue
+from webapp.planning.replanning import failures_of
 from webapp.planning.submitting import submit_job
 from webapp.planning.waiting import plan_waiting_jobs
 from worker.run.brief import make_brief
@@ -313,6 +314,13 @@ def test_where_no_plan_keeps_less_on_a_full_disk_the_job_waits_for_room_under_it
         assert said == "no plan that keeps less on the disk fits; the job goes on under this one once there is room"
         assert job.events.filter(kind="replanned").count() == number + 1
         Job.objects.filter(pk=job.pk).update(not_before=None)
+
+
+def test_a_disk_that_was_full_of_something_else_rules_no_plan_out(submit: Submit, machine: Machine) -> None:
+    job = submit()
+    full = {**DONE, "outcome": "failed", "reason": "disk_full", "message": "the disk is full", "error": None}
+    finish_attempt(run(machine), result=full, exit_code=1)
+    assert failures_of(job) == []
 
 
 def test_a_plan_without_a_scratch_file_waits_for_room_on_a_full_disk(submit: Submit, machine: Machine) -> None:

@@ -31,6 +31,7 @@ from optimizer.search.questions.layouts import answer_layouts
 from optimizer.search.questions.objectives import answer_goal
 from optimizer.search.questions.price_cache import PriceMemory, detailed_part, name_work, priced_part
 from optimizer.search.questions.uneven.answer import answer_uneven, explain_ranks
+from optimizer.search.questions.uneven.spared import with_less_elsewhere
 from optimizer.search.training import training_problem, with_shortfalls
 from optimizer.workload import TrainingWorkload
 from webapp.accounts.turns import take_turn
@@ -249,7 +250,7 @@ def _search(question: TrainingQuestion) -> ObjectiveAnswer | NothingFits:
             return answer_uneven(
                 question.profile,
                 question.workload,
-                question.goal,
+                with_less_elsewhere(question.goal, question.place.machine, [(question.goal.num_devices, question.shortfalls)]),
                 machine=question.place.machine,
                 make_problem=training_problem,
                 calibration=question.place.calibration,

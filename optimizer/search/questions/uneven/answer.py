@@ -53,7 +53,7 @@ from optimizer.search.questions.uneven.parts import find_shared
 from optimizer.search.questions.uneven.question import UnevenQuestion, not_searched, speed_of
 from optimizer.search.questions.uneven.replicas import list_together
 from optimizer.search.questions.uneven.setups import option_of, price_uneven_setups
-from optimizer.search.questions.uneven.spared import spared_by_kind, with_less_elsewhere
+from optimizer.search.questions.uneven.spared import spared_by_kind
 from optimizer.search.result import SearchResult
 from optimizer.search.solver.floors import is_over_floor
 from optimizer.search.solver.guided import MIN_GAIN
@@ -83,8 +83,8 @@ def answer_uneven(
     """The fastest plan on any of the machine's devices, at most ``goal.num_devices`` of them, with what others come to.
 
     make_problem: ``training_problem`` of ``search/training.py``. shortfalls: shown by attempts at this work, for which devices
-    and hosts leave room. Raises InvalidInput for an objective other than the fastest step or the cheapest run, NoFeasiblePlan and
-    InvalidPlan where no devices can do the work.
+    leave room; hosts do by the goal (``with_less_elsewhere``). Raises InvalidInput for an objective other than the fastest step
+    or the cheapest run, NoFeasiblePlan and InvalidPlan where no devices can do the work.
     """
     if goal.objective not in ("fastest_step", "cheapest_run"):
         raise InvalidInput(
@@ -94,7 +94,6 @@ def answer_uneven(
             allowed=["fastest_step", "cheapest_run"],
             hint="Ask for the devices of one kind: --devices '2x RTX 3060'.",
         )
-    goal = with_less_elsewhere(goal, machine, shortfalls)
     listed = list_cuts(goal, profile, workload)
     # Several stages on each device are tried where devices are alike, or where that is pinned.
     cuts = {layout.num_devices: layout for layout in listed if layout.num_rounds == 1 or goal.pins.layout.schedule is not None}

@@ -22,17 +22,22 @@ def spared_by_kind(machine: Machine, shortfalls: Iterable[Shortfall]) -> dict[st
     return found
 
 
-def with_less_elsewhere(goal: Goal, machine: Machine, shortfalls: Sequence[Shortfall]) -> Goal:
-    """The goal with smaller budgets of host and disk: each rank that shares one was short of as much as one has shown."""
-    host_bytes, disk_bytes = shortfall_on("host", shortfalls), shortfall_on("disk", shortfalls)
+def with_less_elsewhere(goal: Goal, machine: Machine, shown: Iterable[tuple[int, Sequence[Shortfall]]]) -> Goal:
+    """The goal with smaller budgets of host and disk, which are of all ranks together. shown: by attempt, its number of ranks,
+    and what each of them was short of.
+    """
+    host_bytes = disk_bytes = 0
+    for num_ranks, shortfalls in shown:
+        num_sharing = count_sharing(machine, num_ranks=num_ranks)
+        host_bytes = max(host_bytes, num_sharing * shortfall_on("host", shortfalls))
+        disk_bytes = max(disk_bytes, num_sharing * shortfall_on("disk", shortfalls))
     if not host_bytes and not disk_bytes:
         return goal
-    num_sharing = count_sharing(machine, num_ranks=min(goal.num_devices, machine.total_devices))
     has = budgets_elsewhere(machine, host_bytes=goal.host_budget_bytes, disk_bytes=goal.disk_budget_bytes)
     return replace(
         goal,
-        host_budget_bytes=max(0, has["host_budget_bytes"] - num_sharing * host_bytes),
-        disk_budget_bytes=max(0, has["disk_budget_bytes"] - num_sharing * disk_bytes),
+        host_budget_bytes=max(0, has["host_budget_bytes"] - host_bytes),
+        disk_budget_bytes=max(0, has["disk_budget_bytes"] - disk_bytes),
     )
 
 

@@ -41,7 +41,7 @@ CONFIGS: dict[str, Any] = {
     **SMALL_CONFIGS,
     "wide": {**SMALL_CONFIGS["llama"], "intermediate_size": 256, "tie_word_embeddings": True},
 }
-"""Of the last, packing a matrix takes more than a short pass."""
+"""Packing a matrix of the last takes more than a short pass."""
 FORMS = ("bf16", "fp32", "bf16/int8", "fp32/int4", "bf16/nf4")
 WORKLOAD = GenerationWorkload(prompt_length=4, num_new_tokens=2)
 MACHINE = make_cpu_machine()
