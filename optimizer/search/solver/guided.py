@@ -73,6 +73,7 @@ def bound_guided(book: PriceBook, relax: Relax) -> None:
 
 
 def _is_worth(book: PriceBook, bound_ms: float) -> bool:
+    """Report whether plans of such a bound are worth a price."""
     return bound_ms * (1 + MIN_GAIN) < book.best_step_ms and not book.is_full
 
 
@@ -97,8 +98,8 @@ def _search_plain_nodes(book: PriceBook, nodes: Nodes) -> None:
     if not plain or len(plain) == len(book.problem.forms):
         return
     book.allow_more(MAX_PLAIN_PRICES)
-    bounded = [(node.bound_with(*plain), repr(node.setting), node) for node in nodes.look_into_all(under_ms=book.best_step_ms)]
-    for bound_ms, _, node in sorted(bounded, key=lambda each: each[:2]):
+    bounded = nodes.bounded_with(*plain, under_ms=book.best_step_ms)
+    for bound_ms, node in sorted(bounded, key=lambda each: (each[0], repr(each[1].setting))):
         if not _is_worth(book, bound_ms):
             break
         for setting in _settings_of(book, node):
@@ -130,7 +131,7 @@ def _search_setting(book: PriceBook, node: Node, setting: OuterPlan) -> None:
         _search_offload(book, node, replace(setting, compress=compress))
     if has_free_fraction(book.problem, setting):
         for choice in pure_choices(book):
-            if _is_worth(book, node.bound_with((choice, "none"))):
+            if _is_worth(book, node.bound_with((choice, "none"), enough_ms=book.best_step_ms)):
                 roomy = largest_fraction(book, replace(setting, state_fraction=1.0))
                 if roomy is not None:
                     smallest_fraction(book, roomy, all_blocks(book, choice))
@@ -140,18 +141,19 @@ def _search_plain(book: PriceBook, node: Node, setting: OuterPlan) -> None:
     if not ladders(book):
         book.price(setting, all_blocks(book, "keep"))
     for steps, line in zip(ladders(book), plain_lines(book), strict=True):
-        if _is_worth(book, node.bound_with(*((choice, "none") for choice in steps))):
+        forms: list[Form] = [(choice, "none") for choice in steps]
+        if _is_worth(book, node.bound_with(*forms, enough_ms=book.best_step_ms)):
             search_line(book, setting, line)
 
 
 def _search_offload(book: PriceBook, node: Node, setting: OuterPlan) -> None:
     moved: list[Form] = [(choice, setting.compress) for choice in book.problem.offloading]
-    if _is_worth(book, node.bound_with(_KEEP, *moved)):
+    if _is_worth(book, node.bound_with(_KEEP, *moved, enough_ms=book.best_step_ms)):
         for line in pure_offload_lines(book, setting):
             search_line(book, setting, line)
     for steps in ladders(book)[:1]:
         kept: list[Form] = [(choice, "none") for choice in steps]
-        if not _is_worth(book, node.bound_with(*kept, *moved)):
+        if not _is_worth(book, node.bound_with(*kept, *moved, enough_ms=book.best_step_ms)):
             continue
         for line in mixtures(book, setting):
             counts = node.best_counts(setting, (kept[0], kept[-1], (line.offload, setting.compress)))

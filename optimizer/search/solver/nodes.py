@@ -5,7 +5,7 @@ may leave and any number of blocks may be fetched ahead. No plan of a node is pr
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from heapq import heappop, heappush
@@ -15,7 +15,15 @@ from optimizer.estimate.bounds.lower_bounds import Form, Relaxation
 from optimizer.search.problem import OuterPlan, Relax
 from optimizer.search.solver.grid import all_homes, has_free_fraction, on_host, with_chunks
 from optimizer.search.solver.pricebook import PriceBook
-from optimizer.search.solver.relaxed import INFINITE_MS, bound_relaxed, bound_with_between, count_forms, with_host_limit
+from optimizer.search.solver.relaxed import (
+    INFINITE_MS,
+    at_counts,
+    bound_relaxed,
+    bound_with_between,
+    count_forms,
+    with_forms,
+    with_host_limit,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,11 +36,13 @@ class NodeGroup:
     forms: tuple[Form, ...]
     relaxation: Relaxation
     budget_bytes: int
+    enough_ms: float
+    """Bounds that are as high need not be the best: a plan was found that takes no longer."""
 
     @cached_property
     def _bounds_ms(self) -> tuple[list[float], list[float]]:
         """By count of chunks, alone and with all counts up to the next."""
-        own, between = bound_with_between(self.relaxation, budget_bytes=self.budget_bytes)
+        own, between = bound_with_between(self.relaxation, budget_bytes=self.budget_bytes, enough_ms=self.enough_ms)
         return own.tolist(), between.tolist()
 
     @property
@@ -44,6 +54,12 @@ class NodeGroup:
     def floor_ms(self) -> float:
         """The least bound of all nodes, with the counts of chunks between those that are tried."""
         return min(self._bounds_ms[1])
+
+    @cached_property
+    def quick_floor_ms(self) -> float:
+        """No more than ``floor_ms``, and worked out in a small part of the time."""
+        _, between = bound_with_between(self.relaxation, budget_bytes=self.budget_bytes, enough_ms=0.0)
+        return float(between.min())
 
     def least_with(self, num_chunks: int) -> float:
         """With just so many chunks, tried or not."""
@@ -57,13 +73,19 @@ class NodeGroup:
         arrays = (found.kind_bytes, found.kind_ms, found.last_bytes, found.last_ms, found.fixed_ms, found.state_ms)
         return b"".join([*(array.tobytes() for array in arrays), repr((found.fixed_bytes, found.state_bytes)).encode()])
 
-    def bound_with(self, forms: frozenset[Form], chunks: int) -> float:
+    def bound_with(self, forms: frozenset[Form], chunks: int, *, enough_ms: float) -> float:
         """chunks: which count."""
         kept = [index for index, form in enumerate(self.forms) if form in forms]
         if not kept:
             return INFINITE_MS
         narrowed = narrow(self.relaxation, kept, chunks)
-        return float(bound_relaxed(narrowed, budget_bytes=self.budget_bytes)[0])
+        return float(bound_relaxed(narrowed, budget_bytes=self.budget_bytes, enough_ms=enough_ms)[0])
+
+    def bounds_with(self, *forms: Form, enough_ms: float) -> list[float]:
+        """The same by count of chunks."""
+        narrowed = with_forms(self.relaxation, [self.forms.index(form) for form in forms])
+        bounds: list[float] = bound_relaxed(narrowed, budget_bytes=self.budget_bytes, enough_ms=enough_ms).tolist()
+        return bounds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,9 +104,9 @@ class Node:
     def bound_ms(self) -> float:
         return self.home.bounds_ms[self.chunks]
 
-    def bound_with(self, *forms: Form) -> float:
-        """The bound on plans whose blocks do nothing else."""
-        return self.home.bound_with(frozenset(forms), self.chunks)
+    def bound_with(self, *forms: Form, enough_ms: float = INFINITE_MS) -> float:
+        """The bound on plans whose blocks do nothing else; any that is as high where it is ``enough_ms`` or more."""
+        return self.home.bound_with(frozenset(forms), self.chunks, enough_ms=enough_ms)
 
     def best_share(self, steps: int, most: int) -> int:
         """Steps of the state that leave, one or more, at which the bound is least. It falls to there and rises beyond."""
@@ -110,19 +132,9 @@ class Node:
         return count_forms(found, budget_bytes=home.budget_bytes)
 
 
-def narrow(found: Relaxation, forms: list[int], chunks: int) -> Relaxation:
+def narrow(found: Relaxation, forms: Sequence[int], chunks: int) -> Relaxation:
     """With these forms alone and one count of chunks."""
-    return replace(
-        found,
-        kind_bytes=found.kind_bytes[:, forms],
-        kind_ms=found.kind_ms[:, :, forms],
-        last_bytes=found.last_bytes[chunks : chunks + 1, forms],
-        last_ms=found.last_ms[:, forms],
-        kind_host_bytes=found.kind_host_bytes[:, forms],
-        last_host_bytes=found.last_host_bytes[forms],
-        end_bytes=found.end_bytes[chunks : chunks + 1],
-        fixed_ms=found.fixed_ms[:, chunks : chunks + 1],
-    )
+    return with_forms(at_counts(found, slice(chunks, chunks + 1)), forms)
 
 
 def with_share(found: Relaxation, share: float) -> Relaxation:
@@ -160,13 +172,17 @@ class Nodes:
             elif self._is_first(first):
                 yield first
 
-    def look_into_all(self, *, under_ms: float) -> Iterator[Node]:
-        """All nodes with a bound under so many milliseconds, in no order; those with the same bytes and times too."""
+    def bounded_with(self, *forms: Form, under_ms: float) -> Iterator[tuple[float, Node]]:
+        """All nodes and their bounds under so many milliseconds for plans whose blocks do nothing else, in no order; those with
+        the same bytes and times too.
+        """
         for base in self._book.problem.settings():
             if self._relax.base_ms(base) < under_ms:
-                self._look_into(base)
+                self._list_homes(base)
         for home in self._by_setting.values():
-            yield from (Node(home=home, chunks=chunks) for chunks, bound_ms in enumerate(home.bounds_ms) if bound_ms < under_ms)
+            for chunks, bound_ms in enumerate(home.bounds_with(*forms, enough_ms=under_ms)):
+                if bound_ms < under_ms:
+                    yield bound_ms, Node(home=home, chunks=chunks)
 
     def holding(self, settings: Iterable[OuterPlan]) -> Iterator[Node]:
         """The nodes of settings, in their order, as far as something may fit there. ``in_order`` passes over them."""
@@ -184,14 +200,19 @@ class Nodes:
                 yield node
 
     def _look_into(self, base: OuterPlan) -> None:
-        if base in self._looked_into:
-            return
-        self._looked_into.add(base)
-        for home in _homes_of(self._book, base, self._relax):
-            self._by_setting[home.setting.home] = home
+        for home in self._list_homes(base):
             for chunks, bound_ms in enumerate(home.bounds_ms):
                 if isfinite(bound_ms):
                     self._wait(bound_ms, Node(home=home, chunks=chunks))
+
+    def _list_homes(self, base: OuterPlan) -> list[NodeGroup]:
+        """The homes of a base that were not listed before."""
+        if base in self._looked_into:
+            return []
+        self._looked_into.add(base)
+        homes = list(_homes_of(self._book, base, self._relax))
+        self._by_setting.update({home.setting.home: home for home in homes})
+        return homes
 
     def _is_first(self, node: Node) -> bool:
         """Report whether no node with the same bytes and times was yielded, and take this one for it."""
@@ -208,7 +229,12 @@ class Nodes:
             for bound_ms, _, waiting in self._waiting
             if isinstance(waiting, OuterPlan) and waiting not in self._looked_into
         ]
-        return min([*bases, *(home.floor_ms for home in self._by_setting.values())], default=INFINITE_MS)
+        floor_ms = min(bases, default=INFINITE_MS)
+        for home in sorted(self._by_setting.values(), key=lambda home: home.quick_floor_ms):
+            if home.quick_floor_ms >= floor_ms:
+                break
+            floor_ms = min(floor_ms, home.floor_ms)
+        return floor_ms
 
     def least_ms(self, setting: OuterPlan) -> float:
         """No plan with another share of the state or other blocks fetched ahead is faster either; 0 where nothing is known."""
@@ -242,4 +268,5 @@ def _homes_of(book: PriceBook, base: OuterPlan, relax: Relax) -> Iterator[NodeGr
             forms=problem.forms,
             relaxation=found,
             budget_bytes=problem.goal.device_budget_bytes,
+            enough_ms=book.best_step_ms,
         )

@@ -5,7 +5,9 @@ may be divided. Any weights of the sums and any price of a byte give a lower bou
 taken at a few weights, each with all prices at which some block would change its mind, and the best of them holds.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Final
 
 import numpy as np
@@ -71,7 +73,7 @@ def _list_host_costs(found: Relaxation, longest: int) -> list[float]:
     return sorted({float(cost) for cost in again_ms * saved_bytes[moved] / on_host[moved]})
 
 
-def bound_with_between(found: Relaxation, *, budget_bytes: int) -> tuple[Numbers, Numbers]:
+def bound_with_between(found: Relaxation, *, budget_bytes: int, enough_ms: float = INFINITE_MS) -> tuple[Numbers, Numbers]:
     """``bound_relaxed`` for each count of chunks, and for each with all up to the next."""
     both = replace(
         found,
@@ -79,31 +81,49 @@ def bound_with_between(found: Relaxation, *, budget_bytes: int) -> tuple[Numbers
         end_bytes=np.concatenate([found.end_bytes, _with_next(found.end_bytes)]),
         fixed_ms=np.concatenate([found.fixed_ms, found.fixed_ms], axis=1),
     )
-    own, between = np.split(bound_relaxed(both, budget_bytes=budget_bytes), 2)
+    own, between = np.split(bound_relaxed(both, budget_bytes=budget_bytes, enough_ms=enough_ms), 2)
     return own, between
 
 
-def bound_relaxed(found: Relaxation, *, budget_bytes: int) -> Numbers:
-    """[chunks]: milliseconds; infinite where nothing fits."""
+def bound_relaxed(found: Relaxation, *, budget_bytes: int, enough_ms: float = INFINITE_MS) -> Numbers:
+    """[chunks]: milliseconds; infinite where nothing fits. enough_ms: bounds that are as high need not be the best."""
     room_bytes = budget_bytes / (1 + found.margin) - found.fixed_bytes
     fits = _fits(found, room_bytes)
     if not fits.any():
         return np.full(len(fits), INFINITE_MS)
+    # Two for each count: a sum that counts bytes on the host and the one it is made of are alike where a disk takes them.
+    num_best = 2 if found.kind_host_bytes.any() else 1
+    found = _with_useful_forms(found)
     sums = _undominated(found)
-    vertices = np.eye(len(sums))
-    bounds = _bounds(found, sums, vertices, room_bytes)
-    if len(sums) > 1:
-        # Two for each count: a sum that counts bytes on the host and the one it is made of are alike where a disk takes them.
-        num_best = 2 if found.kind_host_bytes.any() else 1
-        best = np.unique(np.argsort(-bounds[:, fits], axis=0, kind="stable")[:num_best])
-        pairs = [
+    single = _bounds(found, sums, np.eye(len(sums)), room_bytes)
+    bounds = single.max(axis=0)
+    low = np.flatnonzero(fits & (bounds * (1 - _SLACK) < enough_ms))
+    if len(sums) > 1 and len(low):
+        best = np.unique(np.argsort(-single[:, low], axis=0, kind="stable")[:num_best])
+        paired = _bounds(at_counts(found, low), sums, _pairs(len(sums), tuple(best.tolist())), room_bytes)
+        bounds[low] = np.maximum(bounds[low], paired.max(axis=0))
+    return np.where(fits, bounds * (1 - _SLACK), INFINITE_MS)
+
+
+def at_counts(found: Relaxation, which: NDArray[np.int64] | slice) -> Relaxation:
+    """With some of the counts of chunks alone."""
+    return replace(
+        found, last_bytes=found.last_bytes[which], end_bytes=found.end_bytes[which], fixed_ms=found.fixed_ms[:, which]
+    )
+
+
+@cache
+def _pairs(num_sums: int, best: tuple[int, ...]) -> Numbers:
+    """[.., sum]: weights of each of the best sums with each other one."""
+    vertices = np.eye(num_sums)
+    return np.array(
+        [
             step * vertices[one] + (1 - step) * other
             for one in best
             for other in np.delete(vertices, one, axis=0)
             for step in _STEPS
         ]
-        bounds = np.concatenate([bounds, _bounds(found, sums, np.array(pairs), room_bytes)])
-    return np.where(fits, bounds.max(axis=0) * (1 - _SLACK), INFINITE_MS)
+    )
 
 
 def count_forms(found: Relaxation, *, budget_bytes: int) -> tuple[int, int] | None:
@@ -138,6 +158,37 @@ def _least_in_kinds(found: Relaxation) -> float:
     return float(found.num_of_kind @ found.kind_bytes.min(axis=1)) if len(found.num_of_kind) else 0.0
 
 
+def _with_useful_forms(found: Relaxation) -> Relaxation:
+    """Without the forms for which another one takes no more bytes and no more time, in any block and any sum."""
+    num_forms = found.last_bytes.shape[1]
+    costs = np.concatenate(
+        [
+            found.kind_bytes.reshape(-1, num_forms),
+            found.last_bytes,
+            found.kind_ms.reshape(-1, num_forms),
+            found.last_ms,
+        ]
+    )
+    is_at_most: NDArray[np.bool_] = np.asarray((costs[:, :, None] <= costs[:, None, :]).all(axis=0))
+    is_useless = (is_at_most & (~is_at_most.T | np.tri(num_forms, k=-1, dtype=bool).T)).any(axis=0)
+    if not is_useless.any():
+        return found
+    return with_forms(found, np.flatnonzero(~is_useless))
+
+
+def with_forms(found: Relaxation, which: Sequence[int] | NDArray[np.int64]) -> Relaxation:
+    """With some of the forms alone."""
+    return replace(
+        found,
+        kind_bytes=found.kind_bytes[:, which],
+        kind_ms=found.kind_ms[:, :, which],
+        last_bytes=found.last_bytes[:, which],
+        last_ms=found.last_ms[:, which],
+        kind_host_bytes=found.kind_host_bytes[:, which],
+        last_host_bytes=found.last_host_bytes[which],
+    )
+
+
 def _undominated(found: Relaxation) -> list[int]:
     """Sums that no other is at least as long as, whatever is chosen."""
     rows = np.concatenate(
@@ -165,8 +216,11 @@ def _bounds(found: Relaxation, sums: list[int], weights: Numbers, room_bytes: fl
     fixed_ms = weights @ found.fixed_ms[sums]
     state_ms = weights @ found.state_ms[sums]
     prices = _list_prices(found, kind_ms, last_ms, state_ms)
-    in_kinds = (kind_ms[:, None] + prices[:, :, None, None] * found.kind_bytes).min(axis=3) @ found.num_of_kind
-    in_last = (last_ms[:, None, None] + prices[:, :, None, None] * found.last_bytes).min(axis=3)
+    # Forms come first, so that the least of them is found for many prices at once.
+    each = prices[None, :, :, None]
+    kind_forms_ms = np.ascontiguousarray(kind_ms.transpose(2, 0, 1))[:, :, None]
+    in_kinds = (kind_forms_ms + each * found.kind_bytes.T[:, None, None]).min(axis=0) @ found.num_of_kind
+    in_last = (last_ms.T[:, :, None, None] + each * found.last_bytes.T[:, None, None]).min(axis=0)
     leaving = np.minimum(0.0, state_ms[:, None] - prices * found.state_bytes)
     best: Numbers = (in_last + (in_kinds + leaving - prices * room_bytes)[:, :, None]).max(axis=1) + fixed_ms
     return best

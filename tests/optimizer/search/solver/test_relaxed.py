@@ -1,12 +1,15 @@
 """No plan is faster than the bound of its setting at the budget that it just keeps, nor where it says that nothing fits."""
 
 import random
+from collections.abc import Iterator
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from benchmarks.search.profiles import TINY, with_depth
 from benchmarks.search.small import draw_machine
+from optimizer.estimate.bounds.lower_bounds import Relaxation
 from optimizer.goal import Goal
 from optimizer.models.spec import read_model_spec
 from optimizer.profile.extent import Extent
@@ -14,7 +17,7 @@ from optimizer.profile.profile import Profile
 from optimizer.profile.trace.trace import profile_model
 from optimizer.search.problem import OuterPlan, SearchProblem
 from optimizer.search.solver.grid import MAX_PREFETCH, chunk_counts
-from optimizer.search.solver.relaxed import bound_relaxed, with_host_limit
+from optimizer.search.solver.relaxed import bound_relaxed, with_forms, with_host_limit
 from optimizer.search.training import training_problem
 from optimizer.workload import TrainingWorkload
 
@@ -93,3 +96,59 @@ def test_no_plan_is_faster_than_its_settings_bound(name: str) -> None:
         tightness.append(bound_ms / prediction.step_ms)
     assert max(tightness) > 0.9
     assert num_limited
+
+
+def _draw_relaxations() -> Iterator[tuple[Relaxation, int]]:
+    """Drawn bytes and times, each with a budget between the least and the most that blocks hold."""
+    draw = np.random.default_rng(26)
+    for _ in range(NUM_PLANS):
+        num_kinds, num_sums, num_counts = draw.integers(1, 4, size=3)
+        num_forms = int(draw.integers(2, 7))
+        found = Relaxation(
+            num_of_kind=draw.integers(1, 9, size=num_kinds).astype(np.float64),
+            kind_bytes=draw.uniform(1e6, 1e8, (num_kinds, num_forms)),
+            kind_ms=draw.uniform(1, 20, (num_sums + 1, num_kinds, num_forms)),
+            last_bytes=draw.uniform(1e6, 1e8, (num_counts, num_forms)),
+            last_ms=draw.uniform(1, 20, (num_sums + 1, num_forms)),
+            fixed_bytes=1e8,
+            end_bytes=np.full(num_counts, 1e6),
+            fixed_ms=draw.uniform(1, 50, (num_sums + 1, num_counts)),
+            state_bytes=float(draw.choice([0, 5e7])),
+            state_ms=draw.uniform(-1, 10, num_sums + 1),
+            host_bytes=0,
+            state_host_bytes=0,
+            kind_host_bytes=np.zeros((num_kinds, num_forms)),
+            last_host_bytes=np.zeros(num_forms),
+            disk_bytes=0,
+            remote_bytes=0,
+            margin=0.0,
+        )
+        ends = (found.num_of_kind @ extreme(found.kind_bytes, axis=1) for extreme in (np.min, np.max))
+        least, most = (end + found.last_bytes.max() + found.fixed_bytes for end in ends)
+        yield found, int(draw.uniform(least, most))
+
+
+def test_a_bound_that_is_high_enough_is_still_one_and_no_higher_than_the_best() -> None:
+    num_left = 0
+    for found, budget_bytes in _draw_relaxations():
+        best = bound_relaxed(found, budget_bytes=budget_bytes)
+        finite = np.isfinite(best)
+        for enough_ms in (0.0, float(np.median(best[finite]))):
+            quick = bound_relaxed(found, budget_bytes=budget_bytes, enough_ms=enough_ms)
+            assert (np.isfinite(quick) == finite).all()
+            assert (quick[finite] <= best[finite] * (1 + 1e-12)).all()
+            num_left += int((quick[finite] < best[finite]).sum())
+    assert num_left
+
+
+def test_forms_that_another_one_is_never_worse_than_change_no_bound() -> None:
+    for found, budget_bytes in _draw_relaxations():
+        forms = list(range(found.last_bytes.shape[1]))
+        doubled = with_forms(found, [*forms, *forms])
+        worse = replace(
+            doubled,
+            kind_bytes=doubled.kind_bytes + np.repeat([0.0, 64.0], len(forms)),
+            last_ms=doubled.last_ms + np.repeat([0.0, 0.5], len(forms)),
+        )
+        expected = bound_relaxed(found, budget_bytes=budget_bytes)
+        assert bound_relaxed(worse, budget_bytes=budget_bytes) == pytest.approx(expected, rel=1e-12)
