@@ -93,11 +93,12 @@ def finish_attempt(
     actor: str | None = None,
     only_if: Q | None = None,
     lost: Member | None = None,
+    loss: str | None = None,
 ) -> str:
     """Apply ``result.json``, or None for a process that left none. ``"stale"``, and nothing changed, when fenced out.
 
     only_if: a further condition on the row; the reconciler passes "the lease has run out". lost: the part of the attempt that was
-    lost, where it was not the whole; else the result may name its machine.
+    lost, where it was not the whole; else the result may name its machine. loss: what became of the worker, in words.
     """
     profile, generation = _read_profile(attempt), price_generation(attempt, result)
     with _ready_export(attempt) as ready, transaction.atomic():
@@ -116,7 +117,7 @@ def finish_attempt(
             num_quick_deaths=_num_quick_deaths(attempt),
             num_alike=_num_alike(attempt, result),
             losses=count_losses(attempt, now=timezone.now(), lost=lost) if is_lost else None,
-            loss="the worker was lost" if lost is None else describe_loss(lost),
+            loss=loss or "the worker was lost" if lost is None else describe_loss(lost),
             has_profile=profile is not None or _has_profile(job),
             num_shortages=count_shortages(attempt),
             is_shared=attempt.is_shared,
@@ -260,7 +261,7 @@ def _lost(job: Job, losses: Losses, message: str) -> End:
         case "hold":
             held = f"{in_a_row}; the job is paused until somebody resumes it"
             return End(answer=reason, state=State.QUEUED, kind="paused", reason=reason, message=held, is_held=True)
-    # The first time at once: it was waited for already, until the lease ran out, and what is left of the fleet may take it.
+    # The first time at once: mostly it was waited for already, until the lease ran out, and what is left may take it.
     delay_s = _delay_s(num - 2) if num > 1 else 0.0
     return End(answer=reason, state=State.QUEUED, kind="requeued", reason=reason, message=in_a_row, delay_s=delay_s)
 
@@ -382,7 +383,7 @@ def _close_members(attempt: Attempt, *, lost: Member | None) -> None:
     parts = Member.objects.filter(attempt=attempt, ended_at__isnull=True)
     parts.filter(worker="").update(ended_at=Now())
     if lost is not None:
-        Member.objects.filter(pk=lost.pk).update(is_lost=True)
+        Member.objects.filter(pk=lost.pk).update(is_lost=True, trouble=lost.trouble)
 
 
 def _lost_part(attempt: Attempt, result: dict[str, Any] | None) -> Member | None:
