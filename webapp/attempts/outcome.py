@@ -280,6 +280,8 @@ def _retry(job: Job, *, reason: str, message: str, num_quick_deaths: int) -> End
     if given_up:
         full = f"{message}; {given_up}"
         return End(answer="failed", state=State.FAILED, kind="failed", reason=reason, message=full, is_failed_attempt=True)
+    # What worked until its process was killed, or its link was cut, may go on at once; that is no loop, since it happens once.
+    is_first = reason == Reason.WORKER_LOST and num_failed == 1 and num_quick_deaths == 0
     return End(
         answer=reason,
         state=State.QUEUED,
@@ -287,7 +289,7 @@ def _retry(job: Job, *, reason: str, message: str, num_quick_deaths: int) -> End
         reason=reason,
         message=message,
         is_failed_attempt=True,
-        delay_s=_delay_s(job.failed_attempts),
+        delay_s=0.0 if is_first else _delay_s(job.failed_attempts),
     )
 
 
@@ -387,9 +389,12 @@ def _close_members(attempt: Attempt, *, lost: Member | None) -> None:
 
 
 def _lost_part(attempt: Attempt, result: dict[str, Any] | None) -> Member | None:
-    """The part whose machine the result names as lost."""
+    """The part whose machine the result names as lost, with what the result says of it."""
     name = (result or {}).get("lost_machine")
-    return Member.objects.filter(attempt=attempt, machine_name=name).first() if isinstance(name, str) else None
+    part = Member.objects.filter(attempt=attempt, machine_name=name).first() if isinstance(name, str) else None
+    if part is not None and not part.trouble:
+        part.trouble = str((result or {}).get("trouble") or "")[:200]
+    return part
 
 
 def _drained_by(attempt: Attempt) -> str:
