@@ -11,6 +11,7 @@ to other machines are measured there (``links/``).
 import logging
 import secrets
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from webapp.attempts.claiming import claim_job
 from webapp.attempts.reconciling import give_back_all_of
 from webapp.catalog.actions import heartbeat_machine
 from webapp.catalog.models import Machine
+from webapp.jobs.devices.joined import is_joined
 from webapp.jobs.devices.room import count_devices
 from webapp.jobs.models import DEVICE_JOB_KINDS, PROBED, Attempt, Kind
 from worker.alive import mark_alive
@@ -61,6 +63,10 @@ class Slot:
 
 
 PROFILING_SLOT = Slot(name="profiling", kinds=(Kind.PROFILE,), uses_device=False)
+HASTY_S = 10.0
+HASTY_POLL_S = 0.5
+MEMBER_POLL_S = 1.0
+"""Between two looks for parts of jobs that other machines lead, each of which is one short query."""
 ENDED_WELL = ("succeeded", "drained", "paused", PROBED)
 """Answers of ``finish_attempt`` after which a device is known to work."""
 EXPORTING_SLOT = Slot(name="exporting", kinds=(Kind.EXPORT,), uses_device=False)
@@ -81,6 +87,8 @@ class Supervisor:
         self._num_devices_used = 0
         """Counted once for each attempt that uses a device."""
         self._faults = FaultWatch()
+        self._hasty_until_s = float("-inf")
+        """Until then slots look often: a job over several machines has ended, which can go on once all have left it."""
         self._life = Life(config.home, worker=config.name)
         self._num_slots = config.num_slots
         slots = (*(Slot(name=str(index)) for index in range(config.num_slots)), PROFILING_SLOT, EXPORTING_SLOT)
@@ -155,7 +163,7 @@ class Supervisor:
         for worker in gone_workers(self._config.home, host=self._config.host):
             for job_id in give_back_all_of(worker, actor=f"worker:{self._config.name}"):
                 logger.info("%s: given back for %s, which is gone with all of its processes", job_id, worker)
-                self._hint.set()
+                self._be_hasty()
 
     def _add_slots(self, num_slots: int) -> None:
         """Slots for the devices beyond the first, once it is known how many there are."""
@@ -173,7 +181,7 @@ class Supervisor:
     def _serve_members(self) -> None:
         self._registered.wait()
         members = Members(self._config, draining=self._draining, beside=self._life.fds)
-        members.serve(lambda: self._machine, rest=self._rest_until_hinted)
+        members.serve(lambda: self._machine, rest=self._rest_between_parts)
 
     def _serve_links(self) -> None:
         self._registered.wait()
@@ -203,8 +211,18 @@ class Supervisor:
             self._rest_until_hinted()
 
     def _rest_until_hinted(self) -> None:
-        self._hint.wait(self._config.poll_s)
-        self._hint.clear()
+        """A hint reaches one worker, which may be another machine's; so who waits for others to leave a job looks often."""
+        is_hasty = time.monotonic() < self._hasty_until_s
+        if self._hint.wait(min(HASTY_POLL_S, self._config.poll_s) if is_hasty else self._config.poll_s):
+            self._hint.clear()
+
+    def _rest_between_parts(self) -> None:
+        """Nothing hints at a part; the other machines wait for it."""
+        self._draining.wait(min(MEMBER_POLL_S, self._config.poll_s))
+
+    def _be_hasty(self) -> None:
+        self._hasty_until_s = time.monotonic() + HASTY_S
+        self._hint.set()
 
     def _lock_file(self, machine: Machine, slot: Slot) -> Path:
         if slot.uses_device:
@@ -240,6 +258,8 @@ class Supervisor:
                 )
                 outcome = run_attempt(attempt, config=self._config, place=place, asked_s=asked_s, draining=self._draining)
                 self._note_end(attempt, outcome)
+                if is_joined(attempt.job):
+                    self._be_hasty()
             finally:
                 with self._looking:
                     self._num_devices_used -= len(attempt.devices)
