@@ -26,10 +26,10 @@ from webapp.jobs.devices.room import count_devices, device_kinds, full_bytes
 from worker.config import WorkerConfig
 from worker.gpu import GpuMeter, card_identity, card_names, visible_card
 from worker.run.child import child_environment, isolated_command
+from worker.run.watch.life import boot_id
 
 PROBE_TIMEOUT_S = 600
 _CACHE_VERSION = 4
-_BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
 
 
 def register_this_machine(config: WorkerConfig) -> MachineRow:
@@ -101,20 +101,12 @@ def device_lock_file(row: MachineRow, *, slot: str, home: Path) -> Path:
     """
     device = row.document["device"]
     name = f"cuda-{card_identity(device['index'])}" if device["kind"] == "cuda" else "cpu"
-    return home / "run" / f"device-{_boot_id()}-{name}-{slot}.lock"
+    return home / "run" / f"device-{boot_id()}-{name}-{slot}.lock"
 
 
 def host_lock_file(*, slot: str, worker: str, home: Path) -> Path:
     """Held by a slot's process that needs no device, so that none is started beside one that a killed worker left behind."""
-    return home / "run" / f"{slot}-{_boot_id()}-{quote(worker, safe='')}.lock"
-
-
-def _boot_id() -> str:
-    """Eight characters that all containers of a host see and no other host has; a host name has neither quality."""
-    try:
-        return _BOOT_ID_FILE.read_text().strip()[:8]
-    except OSError:
-        return hashlib.sha256(platform.node().encode()).hexdigest()[:8]
+    return home / "run" / f"{slot}-{boot_id()}-{quote(worker, safe='')}.lock"
 
 
 def cached_machine(home: Path) -> Machine:

@@ -9,9 +9,11 @@ to other machines are measured there (``links/``).
 """
 
 import logging
+import secrets
 import threading
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from django.db import Error as DatabaseError
@@ -19,8 +21,10 @@ from django.db import close_old_connections, connections
 
 from optimizer.base.errors import MachineFault
 from webapp.attempts.claiming import claim_job
+from webapp.attempts.reconciling import give_back_all_of
 from webapp.catalog.actions import heartbeat_machine
 from webapp.catalog.models import Machine
+from webapp.jobs.devices.joined import is_joined
 from webapp.jobs.devices.room import count_devices
 from webapp.jobs.models import DEVICE_JOB_KINDS, PROBED, Attempt, Kind
 from worker.alive import mark_alive
@@ -41,6 +45,7 @@ from worker.machine import (
 from worker.members.serving import Members
 from worker.run.child import DeviceLock
 from worker.run.watch.faults import HOST, FaultWatch
+from worker.run.watch.life import Life, gone_workers
 from worker.run.watch.lifeline import boot_s
 
 logger = logging.getLogger(__name__)
@@ -58,6 +63,10 @@ class Slot:
 
 
 PROFILING_SLOT = Slot(name="profiling", kinds=(Kind.PROFILE,), uses_device=False)
+HASTY_S = 10.0
+HASTY_POLL_S = 0.5
+MEMBER_POLL_S = 1.0
+"""Between two looks for parts of jobs that other machines lead, each of which is one short query."""
 ENDED_WELL = ("succeeded", "drained", "paused", PROBED)
 """Answers of ``finish_attempt`` after which a device is known to work."""
 EXPORTING_SLOT = Slot(name="exporting", kinds=(Kind.EXPORT,), uses_device=False)
@@ -78,6 +87,9 @@ class Supervisor:
         self._num_devices_used = 0
         """Counted once for each attempt that uses a device."""
         self._faults = FaultWatch()
+        self._hasty_until_s = float("-inf")
+        """Until then slots look often: a job over several machines has ended, which can go on once all have left it."""
+        self._life = Life(config.home, worker=config.name)
         self._num_slots = config.num_slots
         slots = (*(Slot(name=str(index)) for index in range(config.num_slots)), PROFILING_SLOT, EXPORTING_SLOT)
         machine = threading.Thread(target=self._keep_machine, name="machine", daemon=True)
@@ -135,6 +147,8 @@ class Supervisor:
             logger.warning("that this machine takes no more jobs is not written: %s", error)
 
     def _register_or_touch(self) -> None:
+        self._life.begin()
+        self._give_back_for_gone_workers()
         if self._machine is None:
             self._machine = register_this_machine(self._config)
             self._cards = device_meters(self._machine)
@@ -143,6 +157,13 @@ class Supervisor:
         elif not heartbeat_machine(self._machine, used_bytes=self._used_bytes()):
             self._machine = None  # somebody removed the row; the next turn makes it again
         mark_alive(self._config.home, worker=self._config.host)
+
+    def _give_back_for_gone_workers(self) -> None:
+        """Mostly for the one in whose place this process was started; nobody has to wait for its leases to end."""
+        for worker in gone_workers(self._config.home, host=self._config.host):
+            for job_id in give_back_all_of(worker, actor=f"worker:{self._config.name}"):
+                logger.info("%s: given back for %s, which is gone with all of its processes", job_id, worker)
+                self._be_hasty()
 
     def _add_slots(self, num_slots: int) -> None:
         """Slots for the devices beyond the first, once it is known how many there are."""
@@ -159,7 +180,8 @@ class Supervisor:
 
     def _serve_members(self) -> None:
         self._registered.wait()
-        Members(self._config, draining=self._draining).serve(lambda: self._machine, rest=self._rest_until_hinted)
+        members = Members(self._config, draining=self._draining, beside=self._life.fds)
+        members.serve(lambda: self._machine, rest=self._rest_between_parts)
 
     def _serve_links(self) -> None:
         self._registered.wait()
@@ -169,7 +191,7 @@ class Supervisor:
         self._registered.wait()
         if (machine := self._machine) is None:
             return  # drained before the machine was known
-        lock = DeviceLock(self._lock_file(machine, slot))
+        lock = DeviceLock(self._lock_file(machine, slot), beside=self._life.fds)
         meters = device_meters(machine)
         try:
             while not self._draining.is_set():
@@ -189,8 +211,18 @@ class Supervisor:
             self._rest_until_hinted()
 
     def _rest_until_hinted(self) -> None:
-        self._hint.wait(self._config.poll_s)
-        self._hint.clear()
+        """A hint reaches one worker, which may be another machine's; so who waits for others to leave a job looks often."""
+        is_hasty = time.monotonic() < self._hasty_until_s
+        if self._hint.wait(min(HASTY_POLL_S, self._config.poll_s) if is_hasty else self._config.poll_s):
+            self._hint.clear()
+
+    def _rest_between_parts(self) -> None:
+        """Nothing hints at a part; the other machines wait for it."""
+        self._draining.wait(min(MEMBER_POLL_S, self._config.poll_s))
+
+    def _be_hasty(self) -> None:
+        self._hasty_until_s = time.monotonic() + HASTY_S
+        self._hint.set()
 
     def _lock_file(self, machine: Machine, slot: Slot) -> Path:
         if slot.uses_device:
@@ -226,6 +258,8 @@ class Supervisor:
                 )
                 outcome = run_attempt(attempt, config=self._config, place=place, asked_s=asked_s, draining=self._draining)
                 self._note_end(attempt, outcome)
+                if is_joined(attempt.job):
+                    self._be_hasty()
             finally:
                 with self._looking:
                     self._num_devices_used -= len(attempt.devices)
@@ -260,7 +294,7 @@ def start_supervisor() -> None:
     """Start the process's one supervisor."""
     global _running
     if _running is None:
-        _running = Supervisor(WorkerConfig.from_environment())
+        _running = Supervisor(replace(WorkerConfig.from_environment(), life=secrets.token_hex(3)))
         _running.start()
 
 

@@ -2,6 +2,7 @@
 
 import errno
 import logging
+import os
 import threading
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 from tests.disks import small_disk
 from tests.webapp.conftest import make_bench
-from tests.worker.claims import make_jobs
+from tests.worker.claims import claim_new_job, make_jobs
 from tests.worker.processes import wait_for
 from webapp.catalog.actions import heartbeat_machine
 from webapp.jobs.models import Job
@@ -19,6 +20,7 @@ from worker.config import WorkerConfig
 from worker.machine import device_meters
 from worker.run.child import DeviceLock
 from worker.run.watch.faults import MAX_JOBS
+from worker.run.watch.life import Life
 from worker.supervisor import Slot, Supervisor
 
 
@@ -66,3 +68,19 @@ def test_a_machine_that_starts_no_process_leaves_most_of_the_queue_alone(
     assert f"{MAX_JOBS} jobs met a fault of the machine on device 0, and none ended well since" in caplog.text
     heartbeat_machine(machine, used_bytes=supervisor._used_bytes())
     assert "The devices of bench take no job at present" in why_it_waits(Job.objects.filter(not_before__isnull=True).first())
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_worker_gives_back_what_the_one_held_in_whose_place_it_was_started(tmp_path: Path) -> None:
+    attempt = claim_new_job()
+    before = Life(tmp_path, worker=attempt.worker)
+    before.begin()
+    supervisor = Supervisor(WorkerConfig(home=tmp_path, host="w", process_id=2))
+    supervisor._machine = attempt.machine
+    supervisor._register_or_touch()
+    assert Job.objects.get().state == "starting"
+    os.close(before.fds[0])  # as the kernel does for one that was killed
+    supervisor._register_or_touch()
+    job = Job.objects.get()
+    assert (job.state, job.message) == ("queued", "the worker was lost: its process died, and another one was started")
+    assert job.failed_attempts == 0

@@ -93,11 +93,12 @@ def finish_attempt(
     actor: str | None = None,
     only_if: Q | None = None,
     lost: Member | None = None,
+    loss: str | None = None,
 ) -> str:
     """Apply ``result.json``, or None for a process that left none. ``"stale"``, and nothing changed, when fenced out.
 
     only_if: a further condition on the row; the reconciler passes "the lease has run out". lost: the part of the attempt that was
-    lost, where it was not the whole; else the result may name its machine.
+    lost, where it was not the whole; else the result may name its machine. loss: what became of the worker, in words.
     """
     profile, generation = _read_profile(attempt), price_generation(attempt, result)
     with _ready_export(attempt) as ready, transaction.atomic():
@@ -116,7 +117,7 @@ def finish_attempt(
             num_quick_deaths=_num_quick_deaths(attempt),
             num_alike=_num_alike(attempt, result),
             losses=count_losses(attempt, now=timezone.now(), lost=lost) if is_lost else None,
-            loss="the worker was lost" if lost is None else describe_loss(lost),
+            loss=loss or "the worker was lost" if lost is None else describe_loss(lost),
             has_profile=profile is not None or _has_profile(job),
             num_shortages=count_shortages(attempt),
             is_shared=attempt.is_shared,
@@ -260,7 +261,7 @@ def _lost(job: Job, losses: Losses, message: str) -> End:
         case "hold":
             held = f"{in_a_row}; the job is paused until somebody resumes it"
             return End(answer=reason, state=State.QUEUED, kind="paused", reason=reason, message=held, is_held=True)
-    # The first time at once: it was waited for already, until the lease ran out, and what is left of the fleet may take it.
+    # The first time at once: mostly it was waited for already, until the lease ran out, and what is left may take it.
     delay_s = _delay_s(num - 2) if num > 1 else 0.0
     return End(answer=reason, state=State.QUEUED, kind="requeued", reason=reason, message=in_a_row, delay_s=delay_s)
 
@@ -279,6 +280,8 @@ def _retry(job: Job, *, reason: str, message: str, num_quick_deaths: int) -> End
     if given_up:
         full = f"{message}; {given_up}"
         return End(answer="failed", state=State.FAILED, kind="failed", reason=reason, message=full, is_failed_attempt=True)
+    # What worked until its process was killed, or its link was cut, may go on at once; that is no loop, since it happens once.
+    is_first = reason == Reason.WORKER_LOST and num_failed == 1 and num_quick_deaths == 0
     return End(
         answer=reason,
         state=State.QUEUED,
@@ -286,7 +289,7 @@ def _retry(job: Job, *, reason: str, message: str, num_quick_deaths: int) -> End
         reason=reason,
         message=message,
         is_failed_attempt=True,
-        delay_s=_delay_s(job.failed_attempts),
+        delay_s=0.0 if is_first else _delay_s(job.failed_attempts),
     )
 
 
@@ -382,13 +385,16 @@ def _close_members(attempt: Attempt, *, lost: Member | None) -> None:
     parts = Member.objects.filter(attempt=attempt, ended_at__isnull=True)
     parts.filter(worker="").update(ended_at=Now())
     if lost is not None:
-        Member.objects.filter(pk=lost.pk).update(is_lost=True)
+        Member.objects.filter(pk=lost.pk).update(is_lost=True, trouble=lost.trouble)
 
 
 def _lost_part(attempt: Attempt, result: dict[str, Any] | None) -> Member | None:
-    """The part whose machine the result names as lost."""
+    """The part whose machine the result names as lost, with what the result says of it."""
     name = (result or {}).get("lost_machine")
-    return Member.objects.filter(attempt=attempt, machine_name=name).first() if isinstance(name, str) else None
+    part = Member.objects.filter(attempt=attempt, machine_name=name).first() if isinstance(name, str) else None
+    if part is not None and not part.trouble:
+        part.trouble = str((result or {}).get("trouble") or "")[:200]
+    return part
 
 
 def _drained_by(attempt: Attempt) -> str:

@@ -1,7 +1,7 @@
 """Finds what was lost, every few seconds, for the reconciler. Safe to run twice at once; each step is a guarded move."""
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from django.db import Error as DatabaseError
 from django.db.models import Exists, F, Q
@@ -9,6 +9,7 @@ from django.db.models.functions import Coalesce, Now
 
 from webapp.attempts.outcome import finish_attempt
 from webapp.clock import from_now
+from webapp.jobs.devices.members import end_members_of
 from webapp.jobs.models import LIVE_STATES, Attempt, Job, Member, PlanOffer, Reason
 from webapp.jobs.moves import claimable, move_job
 from webapp.jobs.turns import QUEUE_ORDER
@@ -25,6 +26,7 @@ OFFER_KEPT_S = 24 * 3600
 _HINTS_PER_ROUND = 50
 _LOCK_NOT_AVAILABLE = "55P03"
 """PostgreSQL's code of a lock that was not to be had in time."""
+_DIED = "its process died, and another one was started"
 _MOST_LOCKED = 3
 """Rows that are found locked in a pass; each takes as long as a lock is waited for."""
 
@@ -41,44 +43,68 @@ def expire_leases(*, grace_s: float = 0.0) -> list[str]:
 def expire_members(*, grace_s: float = 0.0) -> list[str]:
     """Take jobs over several machines back whole where the lease of one machine's part ran out, taken or not; their ids."""
     is_over = Q(lease_until__lt=from_now(-grace_s), ended_at__isnull=True)
-    lost = Member.objects.filter(is_over, attempt__fence=F("attempt__job__fence"), attempt__job__state__in=LIVE_STATES)
-    return _give_back_all(
-        (member.attempt, Q(Exists(Member.objects.filter(is_over, pk=member.pk))), member)
-        for member in lost.select_related("attempt")
-    )
+    return _give_back_all(_live_parts(is_over))
 
 
-def _give_back_all(lost: Iterable[tuple[Attempt, Q, Member | None]]) -> list[str]:
+def give_back_all_of(worker: str, *, actor: str) -> list[str]:
+    """Take back, before its leases end, what a worker held that is gone with all of its processes, as the caller knows for
+    certain; the ids of the jobs. The devices of its parts of jobs over several machines are free from then on.
+    """
+    held = Q(worker=worker)
+    live = Attempt.objects.filter(held, job__state__in=LIVE_STATES, fence=F("job__fence"))
+    parts = list(_live_parts(held & Q(ended_at__isnull=True)))
+    for _, _, member in parts:
+        member.trouble = _DIED
+    lost: list[tuple[Attempt, Q, Member | None]] = [*((attempt, held, None) for attempt in live), *parts]
+    given = _give_back_all(lost, actor=actor, loss=f"the worker was lost: {_DIED}", must_have_all=True)
+    end_members_of(worker)
+    return given
+
+
+def _live_parts(which: Q) -> Iterator[tuple[Attempt, Q, Member]]:
+    lost = Member.objects.filter(which, attempt__fence=F("attempt__job__fence"), attempt__job__state__in=LIVE_STATES)
+    for member in lost.select_related("attempt"):
+        yield member.attempt, Q(Exists(Member.objects.filter(which, pk=member.pk))), member
+
+
+def _give_back_all(
+    lost: Iterable[tuple[Attempt, Q, Member | None]],
+    *,
+    actor: str = "reconciler",
+    loss: str | None = None,
+    must_have_all: bool = False,
+) -> list[str]:
     """The ids of those that were given back.
 
     One whose row is locked keeps no other waiting: a worker that was halted within a write holds it until PostgreSQL ends its
-    transaction. Raises the error where no row was to be had, since then all may be locked.
+    transaction. Raises the error where no row was to be had, since then all may be locked, or with ``must_have_all`` one was not.
     """
     given: list[str] = []
     locked: list[DatabaseError] = []
     for attempt, only_if, member in lost:
         try:
-            if _give_back(attempt, only_if=only_if, lost=member):
+            if _give_back(attempt, only_if=only_if, lost=member, actor=actor, loss=loss):
                 given.append(attempt.job_id)
         except DatabaseError as error:
             if getattr(error.__cause__, "sqlstate", None) != _LOCK_NOT_AVAILABLE or len(locked) == _MOST_LOCKED:
                 raise
             logger.warning("%s waits, its row is locked: %s", attempt, error)
             locked.append(error)
-    if locked and not given:
+    if locked and (must_have_all or not given):
         raise locked[-1]
     return given
 
 
-def _give_back(attempt: Attempt, *, only_if: Q, lost: Member | None = None) -> bool:
+def _give_back(attempt: Attempt, *, only_if: Q, lost: Member | None, actor: str, loss: str | None) -> bool:
     """False when the lease was renewed meanwhile, or after a fault of the program, which must not keep the other jobs."""
     try:
-        return finish_attempt(attempt, result=None, exit_code=None, actor="reconciler", only_if=only_if, lost=lost) != "stale"
+        end = finish_attempt(attempt, result=None, exit_code=None, actor=actor, only_if=only_if, lost=lost, loss=loss)
     except DatabaseError:
         raise
     except Exception:
-        logger.exception("%s, whose lease ran out, cannot be given back", attempt)
+        logger.exception("%s, whose worker was lost, cannot be given back", attempt)
         return False
+    return end != "stale"
 
 
 def resend_hints() -> list[str]:

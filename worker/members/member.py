@@ -2,7 +2,8 @@
 
 Its process leads the part's ranks alone (``worker/run/ranks/part.py``). What people ask of the job, its telemetry and its verdict
 are for the worker that leads. This one keeps the part's lease and ends its ranks when the attempt is over or another's; where it
-is asked to stop itself, it has the attempt end at a checkpoint first.
+is asked to stop itself, it has the attempt end at a checkpoint first. Where the worker that leads is halted, and its processes
+have ended for that, this one gives the attempt back in its place.
 """
 
 import logging
@@ -15,17 +16,22 @@ from pathlib import Path
 from django.db import Error as DatabaseError
 from django.db import connections
 
+from webapp.attempts.outcome import finish_attempt
 from webapp.jobs.devices.members import ask_to_drain, end_member, lose_member, renew_member
 from webapp.jobs.models import Member
 from worker.config import WorkerConfig
 from worker.heartbeat import Heartbeat
 from worker.run.brief import job_folder, write_brief_of_member
 from worker.run.child import Child, DeviceLock, StopOrder, isolated_command
+from worker.run.ranks.part import Part
+from worker.run.reporter import read_json
 from worker.run.watch.lifeline import Beats
 
 logger = logging.getLogger(__name__)
 
 TURN_S = 0.2
+HALT_HEARD_S = 10.0
+"""Time in which the leader of another machine has ended all of its ranks, of which one was seen to be gone."""
 _RETRY_S = 1.0
 
 
@@ -47,8 +53,9 @@ def run_member(
 
     asked_s: when the part was asked for, by ``boot_s``; its lease has run since then.
     """
+    run = _MemberRun(member, config=config, asked_s=asked_s, draining=draining)
     try:
-        trouble = _MemberRun(member, config=config, asked_s=asked_s, draining=draining).run(place)
+        trouble = run.run(place)
     except DatabaseError:
         raise
     except Exception:
@@ -56,6 +63,11 @@ def run_member(
         trouble = "a fault of its worker, whose log says more"
     _persist(lambda: lose_member(member, trouble) if trouble else end_member(member), limit_s=config.lease_s)
     logger.info("%s ended%s", member, f": {trouble}" if trouble else "")
+    place.lock.release()
+    if run.has_failed and (machine := run.wait_for_halted_leader()):
+        loss, actor = f"the worker of {machine} was lost: it was halted", f"worker:{config.name}"
+        end = finish_attempt(member.attempt, result=None, exit_code=None, actor=actor, loss=loss)
+        logger.info("%s ended in the place of its worker, which is halted: %s", member.attempt, end)
 
 
 class _MemberRun:
@@ -65,6 +77,8 @@ class _MemberRun:
         self._draining = draining
         self._stop = StopOrder(grace_s=config.grace_s)
         self._asked_at_s: float | None = None
+        self.has_failed = False
+        """Its ranks ended by an error, mostly since they lost others."""
         self._heartbeat = Heartbeat(
             lambda: renew_member(member, lease_s=config.lease_s),
             asked_s=asked_s,
@@ -94,8 +108,21 @@ class _MemberRun:
             beats.close()
             self._heartbeat.stop()
         if self._heartbeat.is_fenced_out or self._stop.is_asked or exit_code >= 0:
+            self.has_failed = exit_code > 0
             return ""
         return "its worker was halted" if was_silent else f"its process was ended by signal {-exit_code}"
+
+    def wait_for_halted_leader(self) -> str:
+        """The name of the machine that leads, once its processes have ended because its worker is halted; empty where nothing is
+        heard of that for some seconds.
+        """
+        part = Part.read(read_json(self._folder() / "attempt.json"), self._folder())
+        until_s = time.monotonic() + HALT_HEARD_S
+        while time.monotonic() < until_s and not self._draining.is_set():
+            if (leads := part.machines[0]) in part.halted_machines():
+                return leads
+            time.sleep(TURN_S)
+        return ""
 
     def _asked_to_stop(self) -> str:
         """``discard`` once the attempt's leader had its time to end the attempt at a checkpoint; else empty."""

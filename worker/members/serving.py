@@ -7,7 +7,7 @@ those of a slot's job, whose lock is its slot's, since several jobs may use one 
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from django.db import Error as DatabaseError
@@ -28,8 +28,10 @@ logger = logging.getLogger(__name__)
 class Members:
     """The parts that are at work here."""
 
-    def __init__(self, config: WorkerConfig, *, draining: threading.Event) -> None:
+    def __init__(self, config: WorkerConfig, *, draining: threading.Event, beside: Sequence[int] = ()) -> None:
+        """beside: open files whose locks the processes of parts hold as well (``worker/run/watch/life.py``)."""
         self._config = config
+        self._beside = beside
         self._draining = draining
         self._threads: list[threading.Thread] = []
 
@@ -62,7 +64,7 @@ class Members:
         return True
 
     def _run(self, member: Member, machine: Machine, asked_s: float) -> None:
-        lock = DeviceLock(*lock_files(member, machine, home=self._config.home))
+        lock = DeviceLock(*lock_files(member, machine, home=self._config.home), beside=self._beside)
         try:
             if not lock.acquire():
                 lose_member(member, "processes of an earlier part are still there")

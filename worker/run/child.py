@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from optimizer.base.disk import FLOOR_VARIABLE
@@ -84,8 +84,10 @@ def child_environment(environment: Mapping[str, str], *, folder: Path) -> dict[s
 class DeviceLock:
     """Exclusive use of a slot, or of devices, on this machine, handed to the child that runs there."""
 
-    def __init__(self, *paths: Path) -> None:
+    def __init__(self, *paths: Path, beside: Sequence[int] = ()) -> None:
+        """beside: open files whose locks the child holds as well, and which stay with their owner."""
         self._paths = paths
+        self._beside = beside
         self._fds: list[int] = []
 
     def acquire(self) -> bool:
@@ -109,7 +111,7 @@ class DeviceLock:
     def fds(self) -> list[int]:
         if not self._fds:
             raise RuntimeError(f"{', '.join(map(str, self._paths))} is not held")
-        return self._fds
+        return [*self._fds, *self._beside]
 
     def release(self) -> None:
         """Close this process's copies; a child that inherited them still holds the lock."""

@@ -3,6 +3,10 @@
 gloo sets no such limit: where a cable is pulled, or another machine loses its power, nothing comes back that would end a wait,
 and ranks would have patience for each other (``group.TIMEOUT_S``). A rank that is alive and slow answers by its kernel, however
 long its step takes, so this needs no guess at how long that may be. TCP(7): SO_KEEPALIVE and TCP_USER_TIMEOUT; Linux.
+
+There is one case in which an answer does not count: the other's buffers are full, and nobody there reads. gloo sends a tensor
+only once the other waits for it, and a thread of its own reads, so that is a process halted in the middle of a tensor, which its
+leader ends anyway (``worker/run/watch/halted.py``), or a machine that swaps so much that not even that thread runs.
 """
 
 import os
@@ -12,9 +16,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-SILENCE_S: Final = 20
-"""Seconds without any answer from the other computer after which a connection is closed: a dozen sendings again."""
-_PROBE_S: Final = 5
+SILENCE_S: Final = 12
+"""Seconds without any answer from the other computer after which a connection is closed: six sendings again. A link that is full
+answers late, by its round trip and what waits in its queues, which is tenths of a second on 200 Mbit/s with 20 ms; one that is
+plugged in again, or a switch that starts, takes some seconds. Longer than a halted process is given, so that it is named itself.
+"""
+_PROBE_S: Final = 3
 """Seconds of rest before a first question whether the other is there, and between two."""
 
 

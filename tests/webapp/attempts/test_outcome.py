@@ -90,6 +90,18 @@ def test_each_lost_attempt_waits_twice_as_long(
     assert delay_s - 5 < wait_s <= delay_s
 
 
+@pytest.mark.parametrize(("num_failed", "waits"), [(0, False), (1, True)])
+def test_the_first_lost_attempt_that_had_done_steps_is_followed_at_once(
+    make_job: Callable[..., Job], machine: Machine, num_failed: int, *, waits: bool
+) -> None:
+    job = make_job()
+    Job.objects.filter(pk=job.pk).update(failed_attempts=num_failed)
+    attempt = run(machine)
+    record_progress(attempt, step=1, eta_s=None, summary={})
+    assert finish_attempt(attempt, result=None, exit_code=-9) == "worker_lost"
+    assert (reread(job).not_before is not None) == waits
+
+
 def test_the_fifth_failed_attempt_is_the_last(make_job: Callable[..., Job], machine: Machine) -> None:
     job = make_job()
     attempt = run(machine)

@@ -1,9 +1,12 @@
 """One machine's part of an attempt, with a real process in the place of its ranks: how it ends, and what is written of it."""
 
+import os
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,11 +19,16 @@ from webapp.attempts.reconciling import expire_members
 from webapp.attempts.records import renew_lease
 from webapp.catalog.models import Machine
 from webapp.jobs.actions import create_job
+from webapp.jobs.devices.members import take_member
 from webapp.jobs.models import Attempt, Job, Member
 from worker.config import WorkerConfig
 from worker.members import member as module
+from worker.members import serving
 from worker.members.serving import Members, lock_files
+from worker.run.brief import job_folder
 from worker.run.child import Child, DeviceLock
+from worker.run.ranks.part import Part
+from worker.supervisor import Supervisor
 
 SLEEP = "import os, pathlib, time; pathlib.Path('pid').write_text(str(os.getpid())); time.sleep(60)"
 Serve = Callable[..., "Served"]
@@ -117,6 +125,30 @@ def test_one_whose_process_is_killed_gives_the_whole_job_back_with_its_name(
     assert Job.objects.get().message == message
 
 
+def test_one_that_ends_because_the_worker_that_leads_is_halted_gives_the_job_back_for_it(
+    attempt: Attempt, serve: Serve, tmp_path: Path
+) -> None:
+    serve(f"import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(1)); {SLEEP}")
+    pid = wait_for_process(tmp_path)
+    home = {"devices": ["cpu", ""], "machines": ["home", "office"]}
+    Part.read(home, job_folder(tmp_path, attempt.job_id) / "attempts" / "1").report_halt()
+    os.kill(pid, signal.SIGTERM)
+    wait_for(lambda: Job.objects.get().state == "queued", what="the job to be given back")
+    assert Job.objects.get().message == "the worker of home was lost: it was halted"
+    attempt.refresh_from_db()
+    assert (attempt.outcome, attempt.exit_code) == ("worker_lost", None)
+
+
+def test_one_that_ends_by_an_error_leaves_the_job_to_the_worker_that_leads(
+    attempt: Attempt, serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "HALT_HEARD_S", 0.5)
+    serve("import sys; sys.exit(1)")
+    wait_for(lambda: part().ended_at, what="its end")
+    wait_for(lambda: not any(each.name.startswith("member-") for each in threading.enumerate()), what="the end of its wait")
+    assert Job.objects.get().state == "running"
+
+
 def test_one_that_cannot_begin_says_why(attempt: Attempt, serve: Serve, tmp_path: Path) -> None:
     (tmp_path / "jobs").write_text("not a folder")
     serve(SLEEP)
@@ -169,3 +201,29 @@ def test_one_whose_leader_does_not_stop_in_time_is_killed(attempt: Attempt, serv
     served.end()
     assert not is_alive(pid)
     assert part().ended_at
+
+
+def test_a_part_that_comes_later_is_taken_however_seldom_its_worker_polls(
+    attempt: Attempt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[Member | None] = []
+
+    def look(*arguments: Any, **options: Any) -> Member | None:
+        looks.append(take_member(*arguments, **options))
+        return looks[-1]
+
+    monkeypatch.setattr(serving, "take_member", look)
+    monkeypatch.setattr(module, "isolated_command", lambda *_: [sys.executable, "-c", "pass"])
+    Member.objects.update(worker="another")
+    supervisor = Supervisor(WorkerConfig(home=tmp_path, host="office", process_id=7, poll_s=600))
+    supervisor._machine = Machine.objects.get(name="office")
+    supervisor._registered.set()
+    thread = threading.Thread(target=supervisor._serve_members)
+    thread.start()
+    try:
+        wait_for(lambda: looks == [None], what="a look in vain")
+        Member.objects.update(worker="")
+        wait_for(lambda: any(looks), what="the part to be taken")
+    finally:
+        supervisor.drain()
+        thread.join()

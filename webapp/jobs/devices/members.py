@@ -68,6 +68,11 @@ def end_member(member: Member) -> None:
     _own(member).update(ended_at=Now())
 
 
+def end_members_of(worker: str) -> None:
+    """The same for all parts of a worker that is gone with its processes."""
+    Member.objects.filter(worker=worker, ended_at__isnull=True).update(ended_at=Now())
+
+
 def lose_member(member: Member, trouble: str) -> None:
     """Its worker cannot go on: the lease ends now, and the next pass of the reconciler takes the whole job back."""
     _own(member).update(trouble=trouble, lease_until=from_now(-1))

@@ -8,7 +8,9 @@ itself until when the supervisor lets it work, so that a leader that is halted t
 Each rank sees its own card alone, as ``cuda:0``, and gets its part of the machine's threads. The pipe goes to rank 0.
 
 Where the ranks are on several machines each machine has a leader of its own ranks (``part.py``). The one of rank 0 judges all;
-the others say how theirs ended, and leave the stopping to it.
+the others say how theirs ended, and leave the stopping to it. Where such a leader finds its own worker halted, and left so, it
+ends its ranks and says so in the shared folder: the other machines would wait for that worker's lease. The worker of a job on one
+machine has that lease to wake in, since nobody waits for it.
 """
 
 import contextlib
@@ -23,7 +25,7 @@ from typing import Any, Final
 from optimizer.runtime.ranks.interface import INTERFACE_VARIABLE, LOOPBACK
 from worker.gpu import visible_card
 from worker.run.child import child_environment, isolated_command
-from worker.run.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_OK
+from worker.run.exit_codes import EXIT_DONE, EXIT_DRAINED, EXIT_FAILED, EXIT_OK
 from worker.run.ranks.part import Part
 from worker.run.ranks.rank import LEADER_VARIABLE
 from worker.run.ranks.verdict import RankEnd, Verdict, is_own_fault, judge_ranks
@@ -59,6 +61,9 @@ def lead_ranks(
     try:
         gang.start()
         ends = gang.watch(should_stop if part.judges else _never)
+        if gang.is_abandoned:
+            gang.kill()
+            return _leave_to_others(part, folder)
         if not part.judges:
             return EXIT_DONE if all(end.exit_code in EXIT_OK for end in ends) else EXIT_FAILED
         verdict = judge_ranks(
@@ -66,6 +71,7 @@ def lead_ranks(
             devices=part.labels,
             was_asked_to_stop=should_stop(),
             absent=gang.wait_for_others(),
+            halted=part.halted_machines(),
             last_step=read_last_step(part.folder / "samples.jsonl"),
         )
     finally:
@@ -103,6 +109,18 @@ def _never() -> bool:
     return False
 
 
+def _leave_to_others(part: Part, folder: Path) -> int:
+    """The end of ranks whose worker is halted; all of them are gone. Should it wake before others have given the job back, it
+    finds a result that costs the job nothing.
+    """
+    if part.judges:
+        message = "The worker was halted, so the job's processes stopped."
+        leave_result({"outcome": "drained", "message": message}, folder)
+    part.report_halt()
+    print("the worker was halted, so its ranks were ended", flush=True)
+    return EXIT_DRAINED if part.judges else EXIT_FAILED
+
+
 def _leave(verdict: Verdict, folder: Path) -> int:
     if verdict.result is not None:
         leave_result(verdict.result, folder)
@@ -130,6 +148,9 @@ class _Gang:
         self._listened_s = float("-inf")
         self._host_kills = HostKills()
         self._is_stopping = False
+        self._worker = HaltWatch(os.getppid()) if part.elsewhere else None
+        self.is_abandoned = False
+        """The worker of this machine is halted, and others wait for it."""
 
     def start(self) -> None:
         for rank in self._part.own:
@@ -143,6 +164,9 @@ class _Gang:
                 self._is_stopping = True
                 self._processes[0].terminate()
             self._end_halted()
+            if self._worker is not None and self._worker.has_stood_still() and not self._ends:
+                self.is_abandoned = True
+                break
             self._note(self._new_ends())
             self._note(self._ends_elsewhere())
             if time.monotonic() > self._until_s:
@@ -232,6 +256,8 @@ class _Gang:
         for rank in self._part.elsewhere:
             if rank not in self._known and (end := self._part.reported_end(rank)) is not None:
                 yield end
+        if self._part.halted_machines():
+            self._until_s = time.monotonic()  # of the ranks there nothing more will be heard
 
 
 def _time_left_after(end: RankEnd) -> float:

@@ -1,7 +1,8 @@
 """The ranks of an attempt that one leader starts: all of them on one machine, some of them on several.
 
 On several machines each has a leader with a folder of its own. All share the attempt's folder, where ranks meet and leave their
-results; there each leader says how its ranks ended, for the one that leads rank 0 and so judges the attempt.
+results; there each leader says how its ranks ended, for the one that leads rank 0 and so judges the attempt. One that has ended
+its ranks because its own worker was halted says so there too, since that worker says nothing.
 """
 
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ from worker.run.ranks.verdict import RankEnd
 from worker.run.reporter import leave_json, read_json
 
 _END_FILE = "end.json"
+_HALTED_FILE = "halted.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +86,16 @@ class Part:
         if report is None:
             return None
         return RankEnd(rank=rank, **report, result=self._read(rank, "result.json"), is_elsewhere=True)
+
+    def report_halt(self) -> None:
+        """Write that the worker of this machine is halted and that none of its ranks is left; called once that is so."""
+        with suppress(OSError):
+            leave_json({"machine": self.machines[self.own[0]]}, rank_folder(self.folder, self.own[0]) / _HALTED_FILE)
+
+    def halted_machines(self) -> tuple[str, ...]:
+        """Other machines whose worker is halted, and whose ranks have ended for that."""
+        found = [self._read(rank, _HALTED_FILE) for rank in self.elsewhere]
+        return tuple(str(report["machine"]) for report in found if report is not None)
 
     def _read(self, rank: int, name: str) -> dict[str, Any] | None:
         try:

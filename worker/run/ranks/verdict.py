@@ -1,7 +1,7 @@
 """The result of an attempt from the ends of its ranks: of the rank that failed by itself, not of those that lost it. Pure."""
 
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
@@ -11,6 +11,7 @@ from worker.run.watch.host_kills import killed_by_host
 
 RANK_LOST: Final = "rank_lost"
 """Code of the error of a rank whose others are gone."""
+WORKER_HALTED: Final = "its worker was halted"
 _LOST: Final[dict[str, Any]] = {"outcome": "failed", "reason": "worker_lost", "error": None}
 
 
@@ -46,10 +47,12 @@ def judge_ranks(
     devices: Sequence[str],
     was_asked_to_stop: bool,
     absent: Mapping[int, str] = MappingProxyType({}),
+    halted: Collection[str] = (),
     last_step: Mapping[str, Any] = MappingProxyType({}),
 ) -> Verdict:
     """ends: of all ranks, in the order in which they ended. devices: by rank, for messages. absent: ranks of other machines of
-    whose end nothing was reported, with the names of these. last_step: record of the last step that was counted.
+    whose end nothing was reported, with the names of these. halted: machines whose worker is halted. last_step: record of
+    the last step that was counted.
     """
     first = next(end for end in ends if end.rank == 0)
     if first.exit_code in EXIT_OK and first.result is not None:
@@ -67,6 +70,8 @@ def judge_ranks(
         rank, machine = next(iter(absent.items()))
         message = f"{machine}, which has rank {rank} of {len(devices)}, was lost"
         named = {**(named or _LOST), "message": message, "lost_machine": machine}
+        if machine in halted:
+            named |= {"message": f"{message}: {WORKER_HALTED}", "trouble": WORKER_HALTED}
     return Verdict(result=named, exit_code=EXIT_FAILED)
 
 

@@ -14,7 +14,7 @@ from tests.webapp.attempts.claims.test_joined import CARD, claim, go_away
 from tests.webapp.conftest import make_spec, make_text, make_tiny_model
 from webapp.attempts.losses import MAX_LOSSES_BLAMED
 from webapp.attempts.outcome import finish_attempt
-from webapp.attempts.reconciling import expire_members
+from webapp.attempts.reconciling import expire_members, give_back_all_of
 from webapp.attempts.records import record_started, renew_lease
 from webapp.catalog.models import Machine
 from webapp.jobs.actions import create_job
@@ -117,6 +117,27 @@ def test_the_leader_names_the_lost_machine_by_its_result(job: Job, machines: tup
     assert claim(machines[0]) is None
     expire(member)
     assert claim(machines[0]) == (job.pk, [0])
+
+
+def test_what_a_worker_held_that_is_gone_is_given_back_at_once_and_its_devices_are_free(
+    job: Job, machines: tuple[Machine, Machine]
+) -> None:
+    attempt, member = begin(job, machines)
+    assert give_back_all_of("office:2", actor="worker:office:3") == []
+    assert give_back_all_of("office:1", actor="worker:office:3") == [job.pk]
+    died = "its process died, and another one was started"
+    assert last(job) == {**LOST, "message": f"office gave up its part of the job: {died}"}
+    member.refresh_from_db()
+    assert (member.is_lost, member.trouble) == (True, died)
+    assert Event.objects.filter(job=job).latest("seq").actor == "worker:office:3"
+    assert not renew_lease(attempt).held
+
+    again, part = begin(job, machines)
+    assert give_back_all_of(again.worker, actor="worker:home:3") == [job.pk]
+    assert last(job)["message"] == f"the worker was lost: {died}"
+    again.refresh_from_db()
+    assert (again.outcome, again.exit_code) == ("worker_lost", None)
+    assert not renew_member(part, lease_s=30).held
 
 
 def test_a_worker_that_drains_ends_the_attempt_at_a_checkpoint_which_costs_nothing(

@@ -20,7 +20,8 @@ import json, sys
 from pathlib import Path
 from worker.run.ranks.leader import lead_ranks
 from worker.run.runner import StopFlag
-from worker.run.watch import host_kills
+from worker.run.watch import halted, host_kills
+halted.HALTED_S, halted._LOOK_S = 0.5, 0.05
 flag = StopFlag()
 flag.raise_on_term()
 folder = Path.cwd()
@@ -63,6 +64,13 @@ while True:
     if words == ["done"]:
         leave("succeeded", "done", 0)
 """
+WORKER = """
+import signal, subprocess, sys
+leader = subprocess.Popen(sys.argv[1:])
+signal.signal(signal.SIGTERM, lambda *_: leader.terminate())
+sys.exit(leader.wait())
+"""
+"""Starts the leader, as a machine's worker does."""
 MACHINES = ("home", "office", "office")
 OWN = {"home": ["cpu", "", ""], "office": ["", "cpu", "cpu"]}
 
@@ -81,9 +89,8 @@ class Led:
         (own / "kills").write_text("oom_kill 4")
         brief: dict[str, Any] = {"devices": OWN[name], "machines": MACHINES, "kinds": ["small", "large", "large"]}
         (own / "attempt.json").write_text(json.dumps({**brief, "attempt_folder": str(self.folder)}))
-        return subprocess.Popen(
-            program(LEADER), cwd=own, env={**os.environ, "HEADROOM_NUM_THREADS": "6"}, start_new_session=True
-        )
+        command = [*program(WORKER), *program(LEADER)]
+        return subprocess.Popen(command, cwd=own, env={**os.environ, "HEADROOM_NUM_THREADS": "6"}, start_new_session=True)
 
     def _facts(self, rank: int) -> dict[str, Any]:
         path = self.folder / f"facts-{rank}"
@@ -185,6 +192,35 @@ def test_a_machine_that_is_gone_without_a_word_is_named(led: Led) -> None:
     assert led.leaders["home"].wait(timeout=20) == EXIT_FAILED
     result = led.result()
     assert (result["lost_machine"], result["message"]) == ("office", "office, which has rank 1 of 3, was lost")
+
+
+def test_ranks_whose_worker_is_halted_end_and_the_other_machine_names_it(led: Led) -> None:
+    led.leaders["office"].send_signal(signal.SIGSTOP)
+    assert led.leaders["home"].wait(timeout=20) == EXIT_FAILED
+    result = led.result()
+    assert (result["lost_machine"], result["trouble"]) == ("office", "its worker was halted")
+    assert result["message"] == "office, which has rank 1 of 3, was lost: its worker was halted"
+    assert not led.is_anyone_left()
+
+
+def test_ranks_of_a_halted_worker_that_leads_leave_a_result_that_costs_nothing_and_a_word_for_the_others(led: Led) -> None:
+    office = Part.read(json.loads((led.folder / "members" / "office" / "attempt.json").read_text()), led.folder)
+    assert office.halted_machines() == ()
+    led.leaders["home"].send_signal(signal.SIGSTOP)
+    assert wait_for(office.halted_machines, what="the word of home's leader") == ("home",)
+    assert not is_alive(led.ranks[0]["pid"])
+    assert is_alive(led.ranks[1]["pid"])
+    assert led.result()["outcome"] == "drained"
+    led.leaders["home"].send_signal(signal.SIGCONT)
+    assert led.leaders["home"].wait(timeout=20) == EXIT_DRAINED
+
+
+def test_a_worker_that_was_halted_for_a_moment_loses_nothing(led: Led) -> None:
+    for worker in led.leaders.values():
+        worker.send_signal(signal.SIGSTOP)
+        worker.send_signal(signal.SIGCONT)
+    led.say("done")
+    assert led.codes() == [EXIT_DONE, EXIT_DONE]
 
 
 def test_a_stop_is_for_the_leader_of_the_first_rank_and_all_stop_with_it(led: Led) -> None:
