@@ -30,17 +30,17 @@ function worthWords(point) {
   return facts.by === "speed" ? `${formatFigure(point.tokens_per_s)} tokens/s` : stepWords(point.time_ms);
 }
 
-// The stretch between the plans worth looking at: the frontier, the chosen plan and one's own, with a tenth of air; baselines far
-// off are reached by zooming out.
+// The stretch between the plans worth looking at: the frontier, the chosen plan and one's own, with a tenth of air, and more at the
+// top, where the limit's name and the letters of plans stand; baselines far off are reached by zooming out.
 function zoomOf() {
   const near = facts.points.filter((point) => point.sort !== "baseline" || point.letter);
   const shown = near.length > 1 ? near : facts.points;
-  const span = (values) => {
+  const span = (values, above) => {
     const [low, high] = [Math.min(...values), Math.max(...values)];
-    const air = 0.1 * (high - low || high || 1);
-    return [Math.max(0, low - air), high + air];
+    const stretch = high - low || high || 1;
+    return [Math.max(0, low - 0.1 * stretch), high + above * stretch];
   };
-  return { bytes: span(shown.map((point) => point.peak_bytes)), worth: span(shown.map(worth)) };
+  return { bytes: span(shown.map((point) => point.peak_bytes), 0.1), worth: span(shown.map(worth), 0.3) };
 }
 
 // The limit that the verdict goes by, and the band above it in which a plan may fit (tight).

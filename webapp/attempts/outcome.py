@@ -280,7 +280,7 @@ def _retry(job: Job, *, reason: str, message: str, num_quick_deaths: int) -> End
     if given_up:
         full = f"{message}; {given_up}"
         return End(answer="failed", state=State.FAILED, kind="failed", reason=reason, message=full, is_failed_attempt=True)
-    # A job that worked until its process was killed, or its link was cut, may go on at once; that is no loop, since it happens once.
+    # A job that worked until its process was killed, or its link was cut, may go on at once; this happens once, so it is no loop.
     is_first = reason == Reason.WORKER_LOST and num_failed == 1 and num_quick_deaths == 0
     return End(
         answer=reason,

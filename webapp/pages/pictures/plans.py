@@ -1,6 +1,7 @@
 """First picture of the page Plans: each plan by device memory and by time or speed, with the limit that verdicts go by.
 
-Drawn from the same facts as ``static/js/plans.js``, over the same stretch: the plans worth looking at, with a tenth of air.
+Drawn from the same facts as ``static/js/plans.js``, over the same stretch: the plans worth looking at, with a tenth of air, and
+more at the top.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,8 @@ Point = Mapping[str, Any]
 _LABELS: Final = {"frontier": "frontier", "baseline": "standard setups", "chosen": "recommended", "yours": "yours"}
 """Sorts of points in the legend; what comes later is drawn over what comes before."""
 _ORDER: Final = tuple(_LABELS)
+_AIR_ABOVE: Final = 0.3
+"""Share of the upright stretch over the highest plan, where the name of the limit and letters of plans stand."""
 
 
 def frontier_picture(facts: Mapping[str, Any]) -> Picture:
@@ -24,7 +27,7 @@ def frontier_picture(facts: Mapping[str, Any]) -> Picture:
     largest_bytes = max(point["peak_bytes"] for point in points)
     unit = GIB if largest_bytes >= 2 * GIB else MIB
     x_low, x_high = _span([point["peak_bytes"] for point in shown])
-    y_low, y_high = _span([_worth(point, is_speed=is_speed) for point in shown])
+    y_low, y_high = _span([_worth(point, is_speed=is_speed) for point in shown], above=_AIR_ABOVE)
     name = "GiB" if unit == GIB else "MiB"
     x = Axis(low=x_low, high=x_high, unit=unit, title=f"device memory at the peak, {name}")
     y = Axis(
@@ -74,10 +77,11 @@ def _worth(point: Point, *, is_speed: bool) -> float:
     return float(point["tokens_per_s"] if is_speed else point["time_ms"] / 1000)
 
 
-def _span(values: Sequence[float]) -> tuple[float, float]:
+def _span(values: Sequence[float], *, above: float = 0.1) -> tuple[float, float]:
+    """above: share of the stretch between the values that is left free over them."""
     low, high = min(values), max(values)
-    air = 0.1 * (high - low or high or 1)
-    return max(0.0, low - air), high + air
+    stretch = high - low or high or 1
+    return max(0.0, low - 0.1 * stretch), high + above * stretch
 
 
 def _band(x: Axis, begin: float, end: float) -> Band:
