@@ -54,11 +54,11 @@ def solve_guided(book: PriceBook, relax: Relax, *, likely: Sequence[Plan] = ()) 
     for node in nodes.holding(settings.values()):
         if _is_worth(book, node.bound_ms):
             _search_node(book, node)
+    if not settings:
+        _search_plain_nodes(book, nodes)
     for node in turns(book, nodes):
         if _is_worth(book, node.bound_ms):
             _search_node(book, node)
-    if book.is_full and not settings:
-        _search_plain_nodes(book, nodes)
     book.floor_ms = nodes.floor_ms
     return lambda setting: _is_worth(book, nodes.least_ms(setting))
 
@@ -93,17 +93,18 @@ def turns(book: PriceBook, nodes: Nodes) -> Iterator[Node]:
 
 
 def _search_plain_nodes(book: PriceBook, nodes: Nodes) -> None:
-    """Price plans whose blocks keep or rebuild what they need, in the nodes of any base that promise most to such."""
+    """Price plans whose blocks keep or rebuild what they need, in the nodes that promise most to such. These prices come on top of
+    those that a search has.
+    """
     plain = [form for form in book.problem.forms if form[0] not in book.problem.offloading]
     if not plain or len(plain) == len(book.problem.forms):
         return
-    book.allow_more(MAX_PLAIN_PRICES)
-    bounded = nodes.bounded_with(*plain, under_ms=book.best_step_ms)
-    for bound_ms, node in sorted(bounded, key=lambda each: (each[0], repr(each[1].setting))):
-        if not _is_worth(book, bound_ms):
-            break
-        for setting in _settings_of(book, node):
-            _search_plain(book, node, setting)
+    with book.more_prices(MAX_PLAIN_PRICES):
+        for bound_ms, node in nodes.in_order_with(*plain):
+            if not _is_worth(book, bound_ms):
+                break
+            for setting in _settings_of(book, node):
+                _search_plain(book, node, setting)
 
 
 def _search_node(book: PriceBook, node: Node) -> None:

@@ -5,7 +5,7 @@ may leave and any number of blocks may be fetched ahead. No plan of a node is pr
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from heapq import heappop, heappush
@@ -36,13 +36,13 @@ class NodeGroup:
     forms: tuple[Form, ...]
     relaxation: Relaxation
     budget_bytes: int
-    enough_ms: float
-    """Bounds that are as high need not be the best: a plan was found that takes no longer."""
+    enough_ms: Callable[[], float]
+    """Bounds that are as high need not be the best: the time of the best plan by now."""
 
     @cached_property
     def _bounds_ms(self) -> tuple[list[float], list[float]]:
         """By count of chunks, alone and with all counts up to the next."""
-        own, between = bound_with_between(self.relaxation, budget_bytes=self.budget_bytes, enough_ms=self.enough_ms)
+        own, between = bound_with_between(self.relaxation, budget_bytes=self.budget_bytes, enough_ms=self.enough_ms())
         return own.tolist(), between.tolist()
 
     @property
@@ -101,6 +101,11 @@ class Node:
         return replace(self.home.setting, num_chunks=self.home.chunk_counts[self.chunks])
 
     @property
+    def likeness(self) -> tuple[int, bytes]:
+        """The same for nodes with the same bytes and times."""
+        return self.setting.num_chunks, self.home.fingerprint
+
+    @property
     def bound_ms(self) -> float:
         return self.home.bounds_ms[self.chunks]
 
@@ -157,6 +162,8 @@ class Nodes:
         self._waiting: list[tuple[float, str, OuterPlan | Node]] = []
         self._seen: set[tuple[int, bytes]] = set()
         self._looked_into: set[OuterPlan] = set()
+        self._homes: dict[OuterPlan, list[NodeGroup]] = {}
+        """By base."""
         for base in book.problem.settings():
             self._wait(relax.base_ms(base), base)
 
@@ -172,17 +179,26 @@ class Nodes:
             elif self._is_first(first):
                 yield first
 
-    def bounded_with(self, *forms: Form, under_ms: float) -> Iterator[tuple[float, Node]]:
-        """All nodes and their bounds under so many milliseconds for plans whose blocks do nothing else, in no order; those with
-        the same bytes and times too.
+    def in_order_with(self, *forms: Form) -> Iterator[tuple[float, Node]]:
+        """The nodes with their bounds on plans whose blocks do nothing else, as ``in_order`` has them. It yields them all the
+        same.
         """
+        waiting: list[tuple[float, str, OuterPlan | Node]] = []
+        seen: set[tuple[int, bytes]] = set()
         for base in self._book.problem.settings():
-            if self._relax.base_ms(base) < under_ms:
-                self._list_homes(base)
-        for home in self._by_setting.values():
-            for chunks, bound_ms in enumerate(home.bounds_with(*forms, enough_ms=under_ms)):
-                if bound_ms < under_ms:
-                    yield bound_ms, Node(home=home, chunks=chunks)
+            heappush(waiting, (self._relax.base_ms(base), repr(base), base))
+        while waiting:
+            first_ms, _, first = heappop(waiting)
+            if isinstance(first, Node):
+                if first.likeness not in seen:
+                    seen.add(first.likeness)
+                    yield first_ms, first
+                continue
+            for home in self._list_homes(first):
+                for chunks, bound_ms in enumerate(home.bounds_with(*forms, enough_ms=self._book.best_step_ms)):
+                    if isfinite(bound_ms):
+                        node = Node(home=home, chunks=chunks)
+                        heappush(waiting, (bound_ms, repr(node.setting) + "Node", node))
 
     def holding(self, settings: Iterable[OuterPlan]) -> Iterator[Node]:
         """The nodes of settings, in their order, as far as something may fit there. ``in_order`` passes over them."""
@@ -200,25 +216,24 @@ class Nodes:
                 yield node
 
     def _look_into(self, base: OuterPlan) -> None:
+        if base in self._looked_into:
+            return
+        self._looked_into.add(base)
         for home in self._list_homes(base):
             for chunks, bound_ms in enumerate(home.bounds_ms):
                 if isfinite(bound_ms):
                     self._wait(bound_ms, Node(home=home, chunks=chunks))
 
     def _list_homes(self, base: OuterPlan) -> list[NodeGroup]:
-        """The homes of a base that were not listed before."""
-        if base in self._looked_into:
-            return []
-        self._looked_into.add(base)
-        homes = list(_homes_of(self._book, base, self._relax))
-        self._by_setting.update({home.setting.home: home for home in homes})
-        return homes
+        if base not in self._homes:
+            self._homes[base] = list(_homes_of(self._book, base, self._relax))
+            self._by_setting.update({home.setting.home: home for home in self._homes[base]})
+        return self._homes[base]
 
     def _is_first(self, node: Node) -> bool:
         """Report whether no node with the same bytes and times was yielded, and take this one for it."""
-        key = (node.setting.num_chunks, node.home.fingerprint)
-        is_first = key not in self._seen
-        self._seen.add(key)
+        is_first = node.likeness not in self._seen
+        self._seen.add(node.likeness)
         return is_first
 
     @property
@@ -227,7 +242,7 @@ class Nodes:
         bases = [
             bound_ms
             for bound_ms, _, waiting in self._waiting
-            if isinstance(waiting, OuterPlan) and waiting not in self._looked_into
+            if isinstance(waiting, OuterPlan) and waiting not in self._homes
         ]
         floor_ms = min(bases, default=INFINITE_MS)
         for home in sorted(self._by_setting.values(), key=lambda home: home.quick_floor_ms):
@@ -268,5 +283,5 @@ def _homes_of(book: PriceBook, base: OuterPlan, relax: Relax) -> Iterator[NodeGr
             forms=problem.forms,
             relaxation=found,
             budget_bytes=problem.goal.device_budget_bytes,
-            enough_ms=book.best_step_ms,
+            enough_ms=lambda: book.best_step_ms,
         )

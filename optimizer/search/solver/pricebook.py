@@ -1,7 +1,8 @@
 """Every plan a search has priced, each once, and the best of them."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 
@@ -89,9 +90,13 @@ class PriceBook:
         """True where nothing more may be priced to improve the best plan."""
         return self.num_prices >= self._num_before_polishing + MAX_POLISH_PRICES
 
-    def allow_more(self, number: int) -> None:
-        """Let a search that is cut off price so many plans more."""
-        self._most_prices = self.num_prices + number
+    @contextmanager
+    def more_prices(self, number: int) -> Iterator[None]:
+        """So many prices may be worked out within, and none of them counts afterwards."""
+        num_before, most_prices = self.num_prices, self._most_prices
+        self._most_prices = num_before + number
+        yield
+        self._most_prices = most_prices + self.num_prices - num_before
 
     def begin_polishing(self) -> None:
         self._num_before_polishing = self.num_prices
