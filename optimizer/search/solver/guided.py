@@ -4,9 +4,10 @@ In a node the share of the state that leaves is the one at which the bound is le
 own bound is under the best plan found, and of mixtures those around the counts that are best in the sums a bound is made of.
 
 Bounds promise most where blocks may move to the host, and hold least there, so a search may spend its prices on promises. For
-that reason the best node of each base has its turn before the second of any, and a search that was cut off ends with plans whose
-blocks stay, whose bounds are near what they cost. One that began near known plans does without: to bound all bases takes longer
-than to price what they promise, and those plans have what an earlier search found so.
+that reason plans whose blocks stay come first, whose bounds are near what they cost: few prices find nearly the best of them, and
+much that is only promised is then under no bound any more. After them the best node of each base has its turn before the second
+of any. A search that begins near known plans does without the first: to bound all bases takes longer than to price what they
+promise, and those plans have what an earlier search found so.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -37,7 +38,7 @@ from optimizer.search.solver.pricebook import PriceBook
 MIN_GAIN = 1e-3
 """The gain that a node or a line must promise, as a share."""
 MAX_PLAIN_PRICES = 160
-"""Prices that a search which was cut off may add for plans whose blocks move nothing."""
+"""Prices for plans whose blocks move nothing, beside those that a search has."""
 _KEEP: Form = ("keep", "none")
 
 
@@ -93,7 +94,7 @@ def turns(book: PriceBook, nodes: Nodes) -> Iterator[Node]:
 
 
 def _search_plain_nodes(book: PriceBook, nodes: Nodes) -> None:
-    """Price plans whose blocks keep or rebuild what they need, in the nodes that promise most to such. These prices come on top of
+    """Price plans whose blocks keep or rebuild what they need, in the nodes that promise most to such. These prices come beside
     those that a search has.
     """
     plain = [form for form in book.problem.forms if form[0] not in book.problem.offloading]
