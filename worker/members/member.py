@@ -66,8 +66,11 @@ def run_member(
     place.lock.release()
     if run.has_failed and (machine := run.wait_for_halted_leader()):
         loss, actor = f"the worker of {machine} was lost: it was halted", f"worker:{config.name}"
-        end = finish_attempt(member.attempt, result=None, exit_code=None, actor=actor, loss=loss)
-        logger.info("%s ended in the place of its worker, which is halted: %s", member.attempt, end)
+        # A worker that was halted within a write holds the rows until the database ends its transaction.
+        _persist(
+            lambda: finish_attempt(member.attempt, result=None, exit_code=None, actor=actor, loss=loss), limit_s=config.lease_s
+        )
+        logger.info("%s was ended in the place of its worker, which is halted", member.attempt)
 
 
 class _MemberRun:
@@ -143,7 +146,7 @@ class _MemberRun:
         return job_folder(self._config.home, attempt.job_id) / "attempts" / str(attempt.number) / "members" / str(self._member.pk)
 
 
-def _persist(write: Callable[[], None], *, limit_s: float) -> None:
+def _persist(write: Callable[[], object], *, limit_s: float) -> None:
     """Try until it is written, or the lease has run out, which says the same."""
     give_up_at_s = time.monotonic() + limit_s
     while True:

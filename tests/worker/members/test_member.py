@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django.db import OperationalError
 
 from tests.webapp.attempts.attempts import DONE, run
 from tests.webapp.attempts.claims.test_gangs import make_host
@@ -137,6 +138,24 @@ def test_one_that_ends_because_the_worker_that_leads_is_halted_gives_the_job_bac
     assert Job.objects.get().message == "the worker of home was lost: it was halted"
     attempt.refresh_from_db()
     assert (attempt.outcome, attempt.exit_code) == ("worker_lost", None)
+
+
+def test_a_locked_row_only_delays_that_the_job_is_given_back_for_a_halted_worker(
+    attempt: Attempt, serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    locked = [OperationalError("canceling statement due to lock timeout")]
+
+    def finish(*args: Any, **options: Any) -> str:
+        if locked:
+            raise locked.pop()
+        return finish_attempt(*args, **options)
+
+    monkeypatch.setattr(module, "finish_attempt", finish)
+    home = {"devices": ["cpu", ""], "machines": ["home", "office"]}
+    serve("import sys; sys.exit(1)")
+    Part.read(home, job_folder(tmp_path, attempt.job_id) / "attempts" / "1").report_halt()
+    wait_for(lambda: Job.objects.get().state == "queued", what="the job to be given back")
+    assert not locked
 
 
 def test_one_that_ends_by_an_error_leaves_the_job_to_the_worker_that_leads(
