@@ -22,7 +22,7 @@ class WorkerConfig:
     host: str
     """Name of the machine, as the list of machines shows it."""
     process_id: int
-    life: str = ""
+    token: str = ""
     """A word that no other process of the same host and number has, as those of a container that starts again else would."""
     num_slots: int = 4
     """Attempts at once on each device, as far as their bytes fit."""
@@ -44,7 +44,7 @@ class WorkerConfig:
     @property
     def name(self) -> str:
         """Written on claims and events; a worker that was started again is another one."""
-        return f"{self.host}:{self.process_id}{f':{self.life}' if self.life else ''}"
+        return ":".join([self.host, str(self.process_id), *([self.token] if self.token else [])])
 
     @property
     def heartbeat_s(self) -> float:

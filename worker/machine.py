@@ -26,7 +26,7 @@ from webapp.jobs.devices.room import count_devices, device_kinds, full_bytes
 from worker.config import WorkerConfig
 from worker.gpu import GpuMeter, card_identity, card_names, visible_card
 from worker.run.child import child_environment, isolated_command
-from worker.run.watch.life import boot_id
+from worker.run.watch.worker_lock import boot_id
 
 PROBE_TIMEOUT_S = 600
 _CACHE_VERSION = 4

@@ -45,8 +45,8 @@ from worker.machine import (
 from worker.members.serving import Members
 from worker.run.child import DeviceLock
 from worker.run.watch.faults import HOST, FaultWatch
-from worker.run.watch.life import Life, gone_workers
 from worker.run.watch.lifeline import boot_s
+from worker.run.watch.worker_lock import WorkerLock, gone_workers
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +89,7 @@ class Supervisor:
         self._faults = FaultWatch()
         self._hasty_until_s = float("-inf")
         """Until then slots look often: a job over several machines has ended, which can go on once all have left it."""
-        self._life = Life(config.home, worker=config.name)
+        self._own_lock = WorkerLock(config.home, worker=config.name)
         self._num_slots = config.num_slots
         slots = (*(Slot(name=str(index)) for index in range(config.num_slots)), PROFILING_SLOT, EXPORTING_SLOT)
         machine = threading.Thread(target=self._keep_machine, name="machine", daemon=True)
@@ -147,7 +147,7 @@ class Supervisor:
             logger.warning("that this machine takes no more jobs is not written: %s", error)
 
     def _register_or_touch(self) -> None:
-        self._life.begin()
+        self._own_lock.begin()
         self._give_back_for_gone_workers()
         if self._machine is None:
             self._machine = register_this_machine(self._config)
@@ -180,7 +180,7 @@ class Supervisor:
 
     def _serve_members(self) -> None:
         self._registered.wait()
-        members = Members(self._config, draining=self._draining, beside=self._life.fds)
+        members = Members(self._config, draining=self._draining, beside=self._own_lock.fds)
         members.serve(lambda: self._machine, rest=self._rest_between_parts)
 
     def _serve_links(self) -> None:
@@ -191,7 +191,7 @@ class Supervisor:
         self._registered.wait()
         if (machine := self._machine) is None:
             return  # drained before the machine was known
-        lock = DeviceLock(self._lock_file(machine, slot), beside=self._life.fds)
+        lock = DeviceLock(self._lock_file(machine, slot), beside=self._own_lock.fds)
         meters = device_meters(machine)
         try:
             while not self._draining.is_set():
@@ -294,7 +294,7 @@ def start_supervisor() -> None:
     """Start the process's one supervisor."""
     global _running
     if _running is None:
-        _running = Supervisor(replace(WorkerConfig.from_environment(), life=secrets.token_hex(3)))
+        _running = Supervisor(replace(WorkerConfig.from_environment(), token=secrets.token_hex(3)))
         _running.start()
 
 

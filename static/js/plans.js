@@ -40,7 +40,7 @@ function zoomOf() {
     const stretch = high - low || high || 1;
     return [Math.max(0, low - 0.1 * stretch), high + above * stretch];
   };
-  return { bytes: span(shown.map((point) => point.peak_bytes), 0.1), worth: span(shown.map(worth), 0.3) };
+  return { bytes: span(shown.map((point) => point.peak_bytes), 0.1), worth: span(shown.map(worth), 0.4) };
 }
 
 // The limit that the verdict goes by, and the band above it in which a plan may fit (tight).

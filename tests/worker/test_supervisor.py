@@ -20,7 +20,7 @@ from worker.config import WorkerConfig
 from worker.machine import device_meters
 from worker.run.child import DeviceLock
 from worker.run.watch.faults import MAX_JOBS
-from worker.run.watch.life import Life
+from worker.run.watch.worker_lock import WorkerLock
 from worker.supervisor import Slot, Supervisor
 
 
@@ -73,7 +73,7 @@ def test_a_machine_that_starts_no_process_leaves_most_of_the_queue_alone(
 @pytest.mark.django_db(transaction=True)
 def test_a_worker_gives_back_what_the_one_held_in_whose_place_it_was_started(tmp_path: Path) -> None:
     attempt = claim_new_job()
-    before = Life(tmp_path, worker=attempt.worker)
+    before = WorkerLock(tmp_path, worker=attempt.worker)
     before.begin()
     supervisor = Supervisor(WorkerConfig(home=tmp_path, host="w", process_id=2))
     supervisor._machine = attempt.machine

@@ -29,7 +29,7 @@ class Members:
     """The parts that are at work here."""
 
     def __init__(self, config: WorkerConfig, *, draining: threading.Event, beside: Sequence[int] = ()) -> None:
-        """beside: open files whose locks the processes of parts hold as well (``worker/run/watch/life.py``)."""
+        """beside: open files whose locks the processes of parts hold as well (``worker/run/watch/worker_lock.py``)."""
         self._config = config
         self._beside = beside
         self._draining = draining

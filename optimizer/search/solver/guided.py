@@ -133,7 +133,7 @@ def _search_setting(book: PriceBook, node: Node, setting: OuterPlan) -> None:
         _search_offload(book, node, replace(setting, compress=compress))
     if has_free_fraction(book.problem, setting):
         for choice in pure_choices(book):
-            if _is_worth(book, node.bound_with((choice, "none"), enough_ms=book.best_step_ms)):
+            if _is_worth(book, node.bound_with((choice, "none"))):
                 roomy = largest_fraction(book, replace(setting, state_fraction=1.0))
                 if roomy is not None:
                     smallest_fraction(book, roomy, all_blocks(book, choice))
@@ -143,19 +143,18 @@ def _search_plain(book: PriceBook, node: Node, setting: OuterPlan) -> None:
     if not ladders(book):
         book.price(setting, all_blocks(book, "keep"))
     for steps, line in zip(ladders(book), plain_lines(book), strict=True):
-        forms: list[Form] = [(choice, "none") for choice in steps]
-        if _is_worth(book, node.bound_with(*forms, enough_ms=book.best_step_ms)):
+        if _is_worth(book, node.bound_with(*((choice, "none") for choice in steps))):
             search_line(book, setting, line)
 
 
 def _search_offload(book: PriceBook, node: Node, setting: OuterPlan) -> None:
     moved: list[Form] = [(choice, setting.compress) for choice in book.problem.offloading]
-    if _is_worth(book, node.bound_with(_KEEP, *moved, enough_ms=book.best_step_ms)):
+    if _is_worth(book, node.bound_with(_KEEP, *moved)):
         for line in pure_offload_lines(book, setting):
             search_line(book, setting, line)
     for steps in ladders(book)[:1]:
         kept: list[Form] = [(choice, "none") for choice in steps]
-        if not _is_worth(book, node.bound_with(*kept, *moved, enough_ms=book.best_step_ms)):
+        if not _is_worth(book, node.bound_with(*kept, *moved)):
             continue
         for line in mixtures(book, setting):
             counts = node.best_counts(setting, (kept[0], kept[-1], (line.offload, setting.compress)))

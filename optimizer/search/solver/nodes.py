@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from heapq import heappop, heappush
 from math import isfinite
+from typing import Final
 
 from optimizer.estimate.bounds.lower_bounds import Form, Relaxation
 from optimizer.search.problem import OuterPlan, Relax
@@ -24,6 +25,8 @@ from optimizer.search.solver.relaxed import (
     with_forms,
     with_host_limit,
 )
+
+_ALL: Final = slice(None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,18 +76,14 @@ class NodeGroup:
         arrays = (found.kind_bytes, found.kind_ms, found.last_bytes, found.last_ms, found.fixed_ms, found.state_ms)
         return b"".join([*(array.tobytes() for array in arrays), repr((found.fixed_bytes, found.state_bytes)).encode()])
 
-    def bound_with(self, forms: frozenset[Form], chunks: int, *, enough_ms: float) -> float:
-        """chunks: which count."""
+    def bounds_with(self, *forms: Form, chunks: slice = _ALL) -> list[float]:
+        """The bounds on plans whose blocks do nothing else, by count of chunks. chunks: which counts."""
         kept = [index for index, form in enumerate(self.forms) if form in forms]
+        found = at_counts(self.relaxation, chunks)
         if not kept:
-            return INFINITE_MS
-        narrowed = narrow(self.relaxation, kept, chunks)
-        return float(bound_relaxed(narrowed, budget_bytes=self.budget_bytes, enough_ms=enough_ms)[0])
-
-    def bounds_with(self, *forms: Form, enough_ms: float) -> list[float]:
-        """The same by count of chunks."""
-        narrowed = with_forms(self.relaxation, [self.forms.index(form) for form in forms])
-        bounds: list[float] = bound_relaxed(narrowed, budget_bytes=self.budget_bytes, enough_ms=enough_ms).tolist()
+            return [INFINITE_MS] * len(found.end_bytes)
+        narrowed = with_forms(found, kept)
+        bounds: list[float] = bound_relaxed(narrowed, budget_bytes=self.budget_bytes, enough_ms=self.enough_ms()).tolist()
         return bounds
 
 
@@ -109,9 +108,9 @@ class Node:
     def bound_ms(self) -> float:
         return self.home.bounds_ms[self.chunks]
 
-    def bound_with(self, *forms: Form, enough_ms: float = INFINITE_MS) -> float:
-        """The bound on plans whose blocks do nothing else; any that is as high where it is ``enough_ms`` or more."""
-        return self.home.bound_with(frozenset(forms), self.chunks, enough_ms=enough_ms)
+    def bound_with(self, *forms: Form) -> float:
+        """The bound on plans whose blocks do nothing else."""
+        return self.home.bounds_with(*forms, chunks=slice(self.chunks, self.chunks + 1))[0]
 
     def best_share(self, steps: int, most: int) -> int:
         """Steps of the state that leave, one or more, at which the bound is least. It falls to there and rises beyond."""
@@ -180,8 +179,8 @@ class Nodes:
                 yield first
 
     def in_order_with(self, *forms: Form) -> Iterator[tuple[float, Node]]:
-        """The nodes with their bounds on plans whose blocks do nothing else, as ``in_order`` has them. It yields them all the
-        same.
+        """The nodes in the order of their bounds on plans whose blocks do nothing else, each with that bound. ``in_order`` yields
+        them too, whether they were yielded here or not.
         """
         waiting: list[tuple[float, str, OuterPlan | Node]] = []
         seen: set[tuple[int, bytes]] = set()
@@ -195,7 +194,7 @@ class Nodes:
                     yield first_ms, first
                 continue
             for home in self._list_homes(first):
-                for chunks, bound_ms in enumerate(home.bounds_with(*forms, enough_ms=self._book.best_step_ms)):
+                for chunks, bound_ms in enumerate(home.bounds_with(*forms)):
                     if isfinite(bound_ms):
                         node = Node(home=home, chunks=chunks)
                         heappush(waiting, (bound_ms, repr(node.setting) + "Node", node))

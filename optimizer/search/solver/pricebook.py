@@ -95,8 +95,10 @@ class PriceBook:
         """So many prices may be worked out within, and none of them counts afterwards."""
         num_before, most_prices = self.num_prices, self._most_prices
         self._most_prices = num_before + number
-        yield
-        self._most_prices = most_prices + self.num_prices - num_before
+        try:
+            yield
+        finally:
+            self._most_prices = most_prices + self.num_prices - num_before
 
     def begin_polishing(self) -> None:
         self._num_before_polishing = self.num_prices

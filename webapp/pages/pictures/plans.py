@@ -14,7 +14,7 @@ Point = Mapping[str, Any]
 _LABELS: Final = {"frontier": "frontier", "baseline": "standard setups", "chosen": "recommended", "yours": "yours"}
 """Sorts of points in the legend; what comes later is drawn over what comes before."""
 _ORDER: Final = tuple(_LABELS)
-_AIR_ABOVE: Final = 0.3
+_AIR_ABOVE: Final = 0.4
 """Share of the upright stretch over the highest plan, where the name of the limit and letters of plans stand."""
 
 

@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 
 from tests.worker.processes import wait_for
-from worker.run.watch import life
-from worker.run.watch.life import Life, gone_workers
+from worker.run.watch import worker_lock
+from worker.run.watch.worker_lock import WorkerLock, gone_workers
 
 WORKER = """
 import json, subprocess, sys, time
 from pathlib import Path
-from worker.run.watch.life import Life
+from worker.run.watch.worker_lock import WorkerLock
 from worker.run.child import DeviceLock
-own = Life(Path(sys.argv[1]), worker=sys.argv[2])
+own = WorkerLock(Path(sys.argv[1]), worker=sys.argv[2])
 own.begin()
 lock = DeviceLock(Path(sys.argv[1]) / "slot", beside=own.fds)
 lock.acquire()
@@ -32,7 +32,7 @@ time.sleep(300)
 
 
 class Worker:
-    """A process with a life, one of an attempt, and one that has no part in it."""
+    """A process with a lock of its own, one of an attempt, and one that has no part in it."""
 
     def __init__(self, home: Path, name: str) -> None:
         self.process = subprocess.Popen([sys.executable, "-c", WORKER, str(home), name], stdout=subprocess.PIPE)
@@ -96,13 +96,13 @@ def test_one_is_found_again_as_long_as_what_it_held_could_not_be_given_back(work
 def test_another_host_and_another_start_of_the_machine_are_none_of_its_business(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = Life(tmp_path, worker="box:7:b")
+    own = WorkerLock(tmp_path, worker="box:7:b")
     own.begin()
     own.begin()
     assert gone(tmp_path) == []
     os.close(own.fds[0])
     assert gone(tmp_path, host="bo") == []
     with monkeypatch.context() as patch:
-        patch.setattr(life, "boot_id", lambda: "another")
+        patch.setattr(worker_lock, "boot_id", lambda: "another")
         assert gone(tmp_path) == []
     assert gone(tmp_path) == ["box:7:b"]

@@ -18,7 +18,7 @@ _SUFFIX = ".lock"
 _BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
 
 
-class Life:
+class WorkerLock:
     """The lock of this process. ``begin`` it before anything is claimed under the worker's name."""
 
     def __init__(self, home: Path, *, worker: str) -> None:
